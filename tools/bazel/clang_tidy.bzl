@@ -15,7 +15,7 @@ _FLAGS = [
 ]
 
 _RUN = "out=$1 src=$2 config=$3; shift 3; " + \
-       "/usr/bin/clang-tidy --quiet --config-file=$config $src -- \"$@\" >$out 2>&1 || { cat $out; exit 1; }"
+       "/usr/bin/clang-tidy --quiet --config-file=$config $src -- \"$@\" >$out 2>&1 || { sed \"s|$PWD/||g\" $out; exit 1; }"
 
 def _flags(cc):
     flags = ["-D" + define for define in cc.defines.to_list() + cc.local_defines.to_list()]
