@@ -1,0 +1,262 @@
+// The inner part of matrix products: panels of both operands are packed into
+// the order in which a tile of the result reads them, converted on the way,
+// and multiplied in registers. Included once for each instruction set.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/float_io-inl.h"
+
+#if defined(TESSERA_KERNELS_CPU_PACKED_PRODUCT_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_KERNELS_CPU_PACKED_PRODUCT_INL_H_
+#undef TESSERA_KERNELS_CPU_PACKED_PRODUCT_INL_H_
+#else
+#define TESSERA_KERNELS_CPU_PACKED_PRODUCT_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// A tile of the result is kTileRows x (kStripVectors vectors): 24 sums of the
+// 32 registers of AVX-512, 12 of the 16 of AVX2. Both divide the sizes usual
+// in transformers.
+template <typename T>
+inline constexpr int kVectorLanes = HWY_MAX_BYTES / sizeof(T);
+inline constexpr int kTileRows = HWY_MAX_BYTES == 64 ? 8 : 4;
+inline constexpr int kStripVectors = 3;
+
+// Vectors of the next strip when `cols` columns remain: no strip but the only
+// one is a lone vector, which would be bound by loads.
+template <typename T>
+HWY_INLINE int NextStripVectors(int64_t cols) {
+  const int64_t vectors = (cols + kVectorLanes<T> - 1) / kVectorLanes<T>;
+  if (vectors == 4) return 2;
+  return static_cast<int>(std::min<int64_t>(vectors, kStripVectors));
+}
+
+// What a tile does beside multiplying.
+template <typename T>
+struct TileEnd {
+  const T* bias = nullptr;  // Added to each row; as wide as the strip.
+  bool add = false;         // Adds what c holds.
+};
+
+// c[R, NV vectors] = sum over k of a[k, row] b[k, column]. `a` has kTileRows
+// and `b` NV vectors for each k.
+template <typename T, int R, int NV>
+void MultiplyTile(int64_t depth, const T* HWY_RESTRICT a,
+                  const T* HWY_RESTRICT b, T* HWY_RESTRICT c, int64_t c_stride,
+                  const TileEnd<T>& end) {
+  const hn::CappedTag<T, kVectorLanes<T>> d;
+  using V = hn::Vec<decltype(d)>;
+  constexpr int kLanes = kVectorLanes<T>;
+  V sums[R][NV];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    hwy::Prefetch(c + r * c_stride);
+#pragma GCC unroll 3
+    for (int v = 0; v < NV; ++v) sums[r][v] = hn::Zero(d);
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    V columns[NV];
+#pragma GCC unroll 3
+    for (int v = 0; v < NV; ++v) columns[v] = hn::Load(d, b + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const V row = hn::Set(d, a[r]);
+#pragma GCC unroll 3
+      for (int v = 0; v < NV; ++v) {
+        sums[r][v] = hn::MulAdd(row, columns[v], sums[r][v]);
+      }
+    }
+    a += kTileRows;
+    b += NV * kLanes;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 3
+    for (int v = 0; v < NV; ++v) {
+      T* at = c + r * c_stride + v * kLanes;
+      V sum = sums[r][v];
+      if (end.bias != nullptr) {
+        sum = hn::Add(sum, hn::LoadU(d, end.bias + v * kLanes));
+      }
+      if (end.add) sum = hn::Add(sum, hn::LoadU(d, at));
+      hn::StoreU(sum, d, at);
+    }
+  }
+}
+
+template <typename T>
+using TileFunction = void (*)(int64_t, const T*, const T*, T*, int64_t,
+                              const TileEnd<T>&);
+
+template <typename T, int... I>
+constexpr std::array<TileFunction<T>, sizeof...(I)> MakeTileFunctions(
+    std::integer_sequence<int, I...>) {
+  return {MultiplyTile<T, I / kStripVectors + 1, I % kStripVectors + 1>...};
+}
+
+// For tiles of `rows` x `vectors`.
+template <typename T>
+HWY_INLINE TileFunction<T> TileFunctionOf(int64_t rows, int vectors) {
+  static constexpr auto kFunctions = MakeTileFunctions<T>(
+      std::make_integer_sequence<int, kTileRows * kStripVectors>());
+  return kFunctions[(rows - 1) * kStripVectors + vectors - 1];
+}
+
+// As MultiplyTile, but only the first `cols` columns of c exist: works in a
+// copy, so that each element sees the same operations.
+template <typename T>
+HWY_INLINE void MultiplyPartialTile(int64_t rows, int vectors, int64_t cols,
+                                    int64_t depth, const T* a, const T* b, T* c,
+                                    int64_t c_stride, const TileEnd<T>& end) {
+  alignas(64) T tile[kTileRows * kStripVectors * kVectorLanes<T>] = {};
+  const int64_t width = vectors * kVectorLanes<T>;
+  if (end.add) {
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(c + r * c_stride, cols, tile + r * width);
+    }
+  }
+  TileFunctionOf<T>(rows, vectors)(depth, a, b, tile, width, end);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::copy_n(tile + r * width, cols, c + r * c_stride);
+  }
+}
+
+// Rows r of a matrix that are to lie side by side for each k.
+template <typename S>
+struct PanelSource {
+  const S* data;
+  int64_t row_stride;
+  int64_t k_stride;
+};
+
+// Rows lie side by side in the source too.
+template <class D, typename S, typename T = hn::TFromD<D>>
+HWY_INLINE void PackSideBySide(D d, const PanelSource<S>& source, int64_t rows,
+                               int64_t depth, int64_t width, T* packed) {
+  const int64_t lanes = hn::Lanes(d);
+  for (int64_t k = 0; k < depth; ++k, packed += width) {
+    const S* from = source.data + k * source.k_stride;
+    int64_t r = 0;
+    for (; r + lanes <= rows; r += lanes) {
+      hwy::Prefetch(from + r + width);  // Of the next strip.
+      hn::Store(LoadVector(d, from + r), d, packed + r);
+    }
+    if (r < rows) {
+      hn::Store(LoadFirst(d, from + r, rows - r), d, packed + r);
+      r += lanes;
+    }
+    for (; r < width; r += lanes) hn::Store(hn::Zero(d), d, packed + r);
+  }
+}
+
+template <typename T, typename S>
+HWY_INLINE T Converted(S value) {
+  return static_cast<T>(value);
+}
+
+// Any strides, `rows` of a panel that is `width` wide.
+template <typename T, typename S>
+HWY_INLINE void PackElements(const PanelSource<S>& source, int64_t rows,
+                             int64_t depth, int64_t width, T* packed) {
+  for (int64_t k = 0; k < depth; ++k) {
+    const S* from = source.data + k * source.k_stride;
+    for (int64_t r = 0; r < rows; ++r) {
+      packed[k * width + r] = Converted<T>(from[r * source.row_stride]);
+    }
+  }
+}
+
+// Four rows of float, 4 x 4 elements at a time.
+template <typename S>
+HWY_INLINE void TransposeRows(const PanelSource<S>& source, int64_t depth,
+                              int64_t width, float* packed) {
+  const hn::Full128<float> d;
+  const hn::Full128<double> pairs;
+  const S* row[4];
+  for (int r = 0; r < 4; ++r) row[r] = source.data + r * source.row_stride;
+  int64_t k = 0;
+  for (; k + 4 <= depth; k += 4) {
+    const auto r0 = LoadVector(d, row[0] + k);
+    const auto r1 = LoadVector(d, row[1] + k);
+    const auto r2 = LoadVector(d, row[2] + k);
+    const auto r3 = LoadVector(d, row[3] + k);
+    const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, r0, r1));
+    const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, r2, r3));
+    const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, r0, r1));
+    const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, r2, r3));
+    float* to = packed + k * width;
+    const auto store = [&](int i, auto v) HWY_ATTR {
+      hn::Store(hn::BitCast(d, v), d, to + i * width);
+    };
+    store(0, hn::InterleaveLower(pairs, low01, low23));
+    store(1, hn::InterleaveUpper(pairs, low01, low23));
+    store(2, hn::InterleaveLower(pairs, high01, high23));
+    store(3, hn::InterleaveUpper(pairs, high01, high23));
+  }
+  PackElements<float>(
+      PanelSource<S>{source.data + k, source.row_stride, source.k_stride}, 4,
+      depth - k, width, packed + k * width);
+}
+
+// Four rows of double, 2 x 2 elements at a time.
+HWY_INLINE void TransposeRows(const PanelSource<double>& source, int64_t depth,
+                              int64_t width, double* packed) {
+  const hn::Full128<double> d;
+  int64_t k = 0;
+  for (; k + 2 <= depth; k += 2) {
+    for (int r = 0; r < 4; r += 2) {
+      const double* row = source.data + r * source.row_stride + k;
+      const auto r0 = hn::LoadU(d, row);
+      const auto r1 = hn::LoadU(d, row + source.row_stride);
+      hn::Store(hn::InterleaveLower(d, r0, r1), d, packed + k * width + r);
+      hn::Store(hn::InterleaveUpper(d, r0, r1), d,
+                packed + (k + 1) * width + r);
+    }
+  }
+  PackElements<double>(
+      PanelSource<double>{source.data + k, source.row_stride, source.k_stride},
+      4, depth - k, width, packed + k * width);
+}
+
+// Packs `rows` <= `width` rows: packed[k * width + r], zero from `rows` on.
+// `width` is a multiple of kTileRows, `packed` aligned for vectors of it.
+template <typename T, typename S>
+HWY_INLINE void PackPanel(const PanelSource<S>& source, int64_t rows,
+                          int64_t depth, int64_t width, T* packed) {
+  if (source.row_stride == 1) {
+    if (width % kVectorLanes<T> == 0) {
+      PackSideBySide(hn::CappedTag<T, kVectorLanes<T>>(), source, rows, depth,
+                     width, packed);
+    } else {
+      PackSideBySide(hn::CappedTag<T, kTileRows>(), source, rows, depth, width,
+                     packed);
+    }
+    return;
+  }
+  int64_t r = 0;
+  for (; source.k_stride == 1 && r + 4 <= rows; r += 4) {
+    TransposeRows(PanelSource<S>{source.data + r * source.row_stride,
+                                 source.row_stride, 1},
+                  depth, width, packed + r);
+  }
+  PackElements<T>(PanelSource<S>{source.data + r * source.row_stride,
+                                 source.row_stride, source.k_stride},
+                  rows - r, depth, width, packed + r);
+  if (rows == width) return;
+  for (int64_t k = 0; k < depth; ++k) {
+    std::fill(packed + k * width + rows, packed + (k + 1) * width, T{0});
+  }
+}
+
+}  // namespace tessera::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSERA_KERNELS_CPU_PACKED_PRODUCT_INL_H_

@@ -1,0 +1,7 @@
+// Linked where there is no CUDA.
+#include "kernels/cuda/stub.h"
+#include "kernels/matmul.h"
+
+namespace tessera::cuda {
+NO_CUDA(MatMul)
+}  // namespace tessera::cuda
