@@ -15,6 +15,9 @@ struct CrossEntropyArgs {
   TensorView targets;    // [N], int64.
   TensorView logsumexp;  // [N], float32 (float64); written, or undefined.
   TensorView loss;       // A scalar, float32 (float64).
+  // [M], int64, or undefined: the scale is divided by the number of elements
+  // that are not ignore_index (a mean over all targets; 0 when there are none).
+  TensorView counted;
   int64_t ignore_index = -100;
   double scale = 1.0;
   bool accumulate = false;
@@ -29,6 +32,7 @@ struct CrossEntropyBackwardArgs {
   TensorView logsumexp;
   TensorView grad_loss;    // A scalar, float32 (float64).
   TensorView grad_logits;  // [N, V], unit column stride, any floating dtype.
+  TensorView counted;      // As in CrossEntropyArgs.
   int64_t ignore_index = -100;
   double scale = 1.0;
 };

@@ -71,16 +71,17 @@ struct Tensors {
     logits.Set(c.logits);
   }
   HostTensor logits, targets, logsumexp, loss, grad_loss, grad;
+  TensorView counted = {};
 
   absl::Status Forward(const Case& c, int threads, bool accumulate = false) {
     return cpu::CrossEntropy({logits.view(), targets.view(), logsumexp.view(),
-                              loss.view(), -100, c.scale, accumulate},
+                              loss.view(), counted, -100, c.scale, accumulate},
                              TestLaunch(threads));
   }
   absl::Status Backward(const Case& c, const TensorView& to, int threads) {
     return cpu::CrossEntropyBackward(
         {logits.view(), targets.view(), logsumexp.view(), grad_loss.view(), to,
-         -100, c.scale},
+         counted, -100, c.scale},
         TestLaunch(threads));
   }
 };
@@ -152,6 +153,33 @@ TEST(CrossEntropyTest, LossIsAddedToWhatIsThere) {
   t.loss.Set({10});
   EXPECT_OK(t.Forward(c, 1, true));
   EXPECT_TRUE(AllCloseAs(DType::kFloat32, t.loss.Get(), {10 + c.loss}, 7));
+}
+
+// Of all targets, also where the rows at hand are a part of them.
+TEST(CrossEntropyTest, ScaleIsDividedByTheCount) {
+  Case c = MakeCase(DType::kFloat32, 33, 7);
+  const HostTensor counted =
+      HostTensor::Of(DType::kInt64, {1, -100, 2, 3, -100, 0}, {6});
+  c.scale /= 4;
+  Solve(c);
+  Tensors t(c, DType::kFloat32, 0, 0);
+  c.scale *= 4;
+  t.counted = counted.view();
+  EXPECT_OK(t.Forward(c, 1));
+  EXPECT_OK(t.Backward(c, t.grad.view(), 1));
+  EXPECT_TRUE(AllCloseAs(DType::kFloat32, t.loss.Get(), {c.loss}, 7));
+  EXPECT_TRUE(AllCloseAs(DType::kFloat32, t.grad.Get(), c.grad, 7));
+}
+
+TEST(CrossEntropyTest, MeanOverNothingIsZero) {
+  Case c = MakeCase(DType::kFloat32, 3, 7);
+  c.targets = {kIgnored, kIgnored, kIgnored};
+  Tensors t(c, DType::kFloat32, 0, 0);
+  t.counted = t.targets.view();
+  EXPECT_OK(t.Forward(c, 1));
+  EXPECT_OK(t.Backward(c, t.grad.view(), 1));
+  EXPECT_EQ(t.loss.Get(), Values{0});
+  EXPECT_EQ(t.grad.Get(), Values(21, 0.0));
 }
 
 TEST(CrossEntropyTest, HugeLogitsDoNotOverflow) {

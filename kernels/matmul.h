@@ -23,8 +23,17 @@ struct MatMulArgs {
   bool accumulate = false;  // Add to what c holds.
 };
 
+// out[n] = sum over m of x[m, n] (+ out[n]): the gradient of a bias. x is
+// floating, its rows contiguous; out is contiguous, of AccumulateDType of x's.
+struct BiasGradientArgs {
+  TensorView x;
+  TensorView out;
+  bool accumulate = false;
+};
+
 namespace cpu {
 absl::Status MatMul(const MatMulArgs& args, const Launch& launch);
+absl::Status BiasGradient(const BiasGradientArgs& args, const Launch& launch);
 
 // How products of bfloat16 are made: by the core's own instruction where it
 // has one, or in float32, converted while packing, which works everywhere.
@@ -35,9 +44,12 @@ void SetBFloat16ProductForTest(BFloat16Product product);
 
 namespace cuda {
 absl::Status MatMul(const MatMulArgs& args, const Launch& launch);
+absl::Status BiasGradient(const BiasGradientArgs& args, const Launch& launch);
 }  // namespace cuda
 
 inline constexpr Kernel<MatMulArgs> kMatMul{"MatMul", cpu::MatMul,
                                             cuda::MatMul};
+inline constexpr Kernel<BiasGradientArgs> kBiasGradient{
+    "BiasGradient", cpu::BiasGradient, cuda::BiasGradient};
 
 }  // namespace tessera

@@ -133,11 +133,11 @@ void SoftmaxGradientRows(const CrossEntropyBackwardArgs& args, C factor,
   }
 }
 
-void GradientRows(const CrossEntropyBackwardArgs& args, int64_t begin,
-                  int64_t end) {
+void GradientRows(const CrossEntropyBackwardArgs& args, double scale,
+                  int64_t begin, int64_t end) {
   VisitFloating(args.logits.dtype, [&]<typename T>() HWY_ATTR {
     using C = ComputeType<T>;
-    const C factor = static_cast<C>(args.grad_loss.as<C>()[0] * args.scale);
+    const C factor = static_cast<C>(args.grad_loss.as<C>()[0] * scale);
     if (args.grad_logits.dtype == args.logits.dtype) {
       SoftmaxGradientRows<C, T, T>(args, factor, begin, end);
     } else if constexpr (std::is_same_v<T, float>) {
@@ -179,6 +179,15 @@ absl::Status CheckTargets(const char* operation, const TensorView& targets,
   return absl::OkStatus();
 }
 
+double ScaleOf(const TensorView& counted, int64_t ignore_index, double scale) {
+  if (counted.num_dims == 0) return scale;
+  int64_t count = 0;
+  for (int64_t i = 0; i < counted.size(0); ++i) {
+    if (counted.as<int64_t>()[i * counted.stride(0)] != ignore_index) ++count;
+  }
+  return count == 0 ? 0.0 : scale / static_cast<double>(count);
+}
+
 template <typename F>
 void ForRows(int64_t rows, int num_threads, F&& f) {
 #pragma omp parallel for schedule(static) num_threads(num_threads)
@@ -196,9 +205,10 @@ void AddLoss(const CrossEntropyArgs& args, const C* logsumexp) {
         static_cast<C>(args.logits.as<T>()[r * args.logits.stride(0) + target]);
     sum += static_cast<double>(logsumexp[r]) - static_cast<double>(logit);
   }
+  const double scale = ScaleOf(args.counted, args.ignore_index, args.scale);
   C* loss = args.loss.as<C>();
   const double before = args.accumulate ? static_cast<double>(*loss) : 0.0;
-  *loss = static_cast<C>(before + sum * args.scale);
+  *loss = static_cast<C>(before + sum * scale);
 }
 
 }  // namespace
@@ -224,9 +234,10 @@ absl::Status CrossEntropyBackward(const CrossEntropyBackwardArgs& args,
                                   const Launch& launch) {
   RETURN_IF_ERROR(CheckTargets("CrossEntropyBackward", args.targets,
                                args.logits.size(1), args.ignore_index));
+  const double scale = ScaleOf(args.counted, args.ignore_index, args.scale);
   ForRows(args.logits.size(0), launch.num_threads,
           [&](int64_t begin, int64_t end) {
-            HWY_DYNAMIC_DISPATCH(GradientRows)(args, begin, end);
+            HWY_DYNAMIC_DISPATCH(GradientRows)(args, scale, begin, end);
           });
   return absl::OkStatus();
 }

@@ -4,4 +4,5 @@
 
 namespace tessera::cuda {
 NO_CUDA(MatMul)
+NO_CUDA(BiasGradient)
 }  // namespace tessera::cuda

@@ -1,0 +1,38 @@
+#include "kernels/status.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+
+#include "absl/strings/str_cat.h"
+
+namespace tessera {
+
+absl::Status StatusOf(std::exception_ptr exception) {
+  try {
+    std::rethrow_exception(std::move(exception));
+  } catch (const Error& error) {
+    return error.status();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of host memory (std::bad_alloc)");
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  } catch (...) {
+    return absl::InternalError("an exception that is no std::exception");
+  }
+}
+
+absl::Status Annotate(const absl::Status& status, const std::string& context) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(context, ": ", status.message()));
+}
+
+namespace internal {
+void CheckFailed(const char* condition, const char* file, int line) {
+  std::fprintf(stderr, "%s:%d: invariant broken: %s\n", file, line, condition);
+  std::fflush(stderr);
+  std::abort();
+}
+}  // namespace internal
+}  // namespace tessera

@@ -1,0 +1,151 @@
+#include "runtime/data/file_io.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/status.h"
+
+namespace tessera {
+namespace {
+
+// One system call; Linux cuts it off a little below 2 GiB anyway.
+constexpr int64_t kMaxCallBytes = int64_t{1} << 30;
+
+absl::Status SystemError(const std::string& operation,
+                         const std::string& path) {
+  return absl::ErrnoToStatus(errno, absl::StrCat(operation, " ", path));
+}
+
+std::string FolderOf(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+}  // namespace
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+int FileDescriptor::Release() { return std::exchange(fd_, -1); }
+
+absl::StatusOr<ReadableFile> ReadableFile::Open(const std::string& path) {
+  FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return SystemError("open", path);
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return SystemError("stat", path);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("open ", path, ": wanted a regular file"));
+  }
+  return ReadableFile(path, std::move(fd), info.st_size);
+}
+
+absl::Status ReadableFile::ReadAt(int64_t offset, void* data,
+                                  int64_t num_bytes) const {
+  char* out = static_cast<char*>(data);
+  int64_t done = 0;
+  while (done < num_bytes) {
+    const int64_t wanted = std::min(num_bytes - done, kMaxCallBytes);
+    const ssize_t got = pread(fd_.get(), out + done, wanted, offset + done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return SystemError("read", path_);
+    if (got == 0) {
+      return absl::DataLossError(absl::StrCat(
+          "read ", path_, ": wanted ", num_bytes, " bytes at offset ", offset,
+          ", the file ends after ", done, " of them"));
+    }
+    done += got;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<NewFile> NewFile::Create(const std::string& path) {
+  for (int i = 0;; ++i) {
+    std::string temporary = absl::StrCat(path, ".", getpid(), ".", i, ".tmp");
+    FileDescriptor fd(
+        open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (fd.get() < 0 && errno == EEXIST) continue;
+    if (fd.get() < 0) return SystemError("create", temporary);
+    return NewFile(path, std::move(temporary), std::move(fd));
+  }
+}
+
+NewFile::NewFile(NewFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, "")),
+      fd_(std::move(other.fd_)) {}
+
+NewFile::~NewFile() {
+  if (!temporary_.empty()) unlink(temporary_.c_str());
+}
+
+absl::Status NewFile::WriteAt(int64_t offset, const void* data,
+                              int64_t num_bytes) {
+  const char* in = static_cast<const char*>(data);
+  int64_t done = 0;
+  while (done < num_bytes) {
+    const int64_t wanted = std::min(num_bytes - done, kMaxCallBytes);
+    const ssize_t put = pwrite(fd_.get(), in + done, wanted, offset + done);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return SystemError("write", path_);
+    done += put;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NewFile::Commit() {
+  if (fsync(fd_.get()) != 0) return SystemError("fsync", path_);
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) {
+    return SystemError("rename to", path_);
+  }
+  temporary_.clear();
+  return SyncFolder(FolderOf(path_));
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  ASSIGN_OR_RETURN(const ReadableFile file, ReadableFile::Open(path));
+  std::string content(file.num_bytes(), '\0');
+  RETURN_IF_ERROR(file.ReadAt(0, content.data(), file.num_bytes()));
+  return content;
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& content) {
+  ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path));
+  RETURN_IF_ERROR(
+      file.WriteAt(0, content.data(), static_cast<int64_t>(content.size())));
+  return file.Commit();
+}
+
+absl::Status SyncFolder(const std::string& path) {
+  const FileDescriptor fd(
+      open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0) return SystemError("open", path);
+  if (fsync(fd.get()) != 0) return SystemError("fsync", path);
+  return absl::OkStatus();
+}
+
+absl::Status MakeFolders(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) {
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrCat("make folder ", path));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
