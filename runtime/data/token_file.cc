@@ -1,0 +1,202 @@
+#include "runtime/data/token_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/status.h"
+#include "runtime/data/checksum.h"
+#include "runtime/data/file_io.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kMagic[8] = {'T', 'E', 'S', 'S', 'T', 'O', 'K', '1'};
+constexpr int64_t kMaxVocabOf16Bits = 65536;
+// Text is turned to ids in pieces of about this size, cut after a line.
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
+
+struct TokenFileHeader {
+  char magic[8];
+  int64_t bytes_per_token;
+  int64_t vocab_size;
+  int64_t num_tokens;
+  uint64_t fingerprint;
+};
+
+absl::Status CheckHeader(const TokenFileHeader& header, int64_t file_bytes) {
+  const int64_t body = file_bytes - static_cast<int64_t>(sizeof(header));
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
+    return absl::InvalidArgumentError("is no token file");
+  }
+  if ((header.bytes_per_token != 2 && header.bytes_per_token != 4) ||
+      header.num_tokens < 0 || header.vocab_size <= 0 ||
+      body % header.bytes_per_token != 0 ||
+      body / header.bytes_per_token != header.num_tokens) {
+    return absl::DataLossError(
+        absl::StrCat("wanted ", header.num_tokens, " tokens of ",
+                     header.bytes_per_token, " bytes, found ", body, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+// Writes ids behind each other and keeps their checksum.
+class TokenWriter {
+ public:
+  TokenWriter(NewFile file, int64_t vocab_size)
+      : file_(std::move(file)),
+        vocab_size_(vocab_size),
+        wide_(vocab_size > kMaxVocabOf16Bits) {}
+
+  absl::Status Append(const std::vector<int32_t>& ids) {
+    return wide_ ? AppendAs<uint32_t>(ids) : AppendAs<uint16_t>(ids);
+  }
+
+  absl::Status Finish() {
+    TokenFileHeader header = {};
+    std::memcpy(header.magic, kMagic, sizeof(kMagic));
+    header.bytes_per_token = wide_ ? 4 : 2;
+    header.vocab_size = vocab_size_;
+    header.num_tokens = num_tokens_;
+    header.fingerprint = fingerprint_;
+    RETURN_IF_ERROR(file_.WriteAt(0, &header, sizeof(header)));
+    return file_.Commit();
+  }
+
+ private:
+  template <typename T>
+  absl::Status AppendAs(const std::vector<int32_t>& ids) {
+    const std::vector<T> narrow(ids.begin(), ids.end());
+    const auto num_bytes = static_cast<int64_t>(narrow.size() * sizeof(T));
+    const int64_t offset = static_cast<int64_t>(sizeof(TokenFileHeader)) +
+                           num_tokens_ * static_cast<int64_t>(sizeof(T));
+    const uint64_t parts[2] = {fingerprint_,
+                               Checksum(narrow.data(), num_bytes)};
+    fingerprint_ = Checksum(parts, sizeof(parts));
+    num_tokens_ += static_cast<int64_t>(narrow.size());
+    return file_.WriteAt(offset, narrow.data(), num_bytes);
+  }
+
+  NewFile file_;
+  const int64_t vocab_size_;
+  const bool wide_;
+  int64_t num_tokens_ = 0;
+  uint64_t fingerprint_ = 0;
+};
+
+absl::Status AppendText(const std::string& path, const Tokenizer& tokenizer,
+                        TokenWriter& writer) {
+  ASSIGN_OR_RETURN(const ReadableFile text, ReadableFile::Open(path));
+  std::string piece;
+  for (int64_t at = 0; at < text.num_bytes();) {
+    piece.resize(std::min(kPieceBytes, text.num_bytes() - at));
+    RETURN_IF_ERROR(
+        text.ReadAt(at, piece.data(), static_cast<int64_t>(piece.size())));
+    const bool last =
+        at + static_cast<int64_t>(piece.size()) == text.num_bytes();
+    const size_t line_end = piece.rfind('\n');
+    if (!last && line_end != std::string::npos) piece.resize(line_end + 1);
+    RETURN_IF_ERROR(writer.Append(tokenizer.Encode(piece)));
+    at += static_cast<int64_t>(piece.size());
+  }
+  return absl::OkStatus();
+}
+
+// What a text file's tokens depend on.
+absl::StatusOr<std::string> Identity(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("text ", path));
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("text ", path, ": wanted a regular file"));
+  }
+  std::error_code ignored;
+  const std::string whole = std::filesystem::absolute(path, ignored).string();
+  return absl::StrCat(whole, "\n", info.st_size, "\n", info.st_mtim.tv_sec, ".",
+                      info.st_mtim.tv_nsec, "\n");
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const TokenFile>> TokenFile::Open(
+    const std::string& path) {
+  ASSIGN_OR_RETURN(const ReadableFile file, ReadableFile::Open(path));
+  TokenFileHeader header;
+  RETURN_IF_ERROR(file.ReadAt(0, &header, sizeof(header)));
+  if (absl::Status status = CheckHeader(header, file.num_bytes());
+      !status.ok()) {
+    return Annotate(status, path);
+  }
+  const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  void* map = fd.get() < 0 ? MAP_FAILED
+                           : mmap(nullptr, file.num_bytes(), PROT_READ,
+                                  MAP_SHARED, fd.get(), 0);
+  if (map == MAP_FAILED) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("map ", path));
+  }
+  std::shared_ptr<TokenFile> tokens(new TokenFile);
+  tokens->map_ = map;
+  tokens->map_bytes_ = file.num_bytes();
+  tokens->ids_ = static_cast<const char*>(map) + sizeof(header);
+  tokens->bytes_per_token_ = header.bytes_per_token;
+  tokens->num_tokens_ = header.num_tokens;
+  tokens->vocab_size_ = header.vocab_size;
+  tokens->fingerprint_ = header.fingerprint;
+  return tokens;
+}
+
+TokenFile::~TokenFile() {
+  if (map_ != nullptr) munmap(map_, map_bytes_);
+}
+
+void TokenFile::Copy(int64_t begin, int64_t length, int64_t* out) const {
+  TESSERA_CHECK(begin >= 0 && length >= 0 && begin <= num_tokens_ - length);
+  if (bytes_per_token_ == 2) {
+    const auto* ids = reinterpret_cast<const uint16_t*>(ids_) + begin;
+    std::copy(ids, ids + length, out);
+  } else {
+    const auto* ids = reinterpret_cast<const uint32_t*>(ids_) + begin;
+    std::copy(ids, ids + length, out);
+  }
+}
+
+absl::Status WriteTokenFile(const std::string& path,
+                            const std::vector<std::string>& text_paths,
+                            const Tokenizer& tokenizer) {
+  ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path));
+  TokenWriter writer(std::move(file), tokenizer.vocab_size());
+  for (const std::string& text : text_paths) {
+    RETURN_IF_ERROR(AppendText(text, tokenizer, writer));
+  }
+  return writer.Finish();
+}
+
+absl::StatusOr<std::shared_ptr<const TokenFile>> OpenCachedTokens(
+    const std::vector<std::string>& text_paths, const Tokenizer& tokenizer,
+    const std::string& cache_folder) {
+  std::string identity = absl::StrCat(tokenizer.name(), "\n");
+  for (const std::string& path : text_paths) {
+    ASSIGN_OR_RETURN(const std::string one, Identity(path));
+    identity += one;
+  }
+  const std::string path = absl::StrCat(
+      cache_folder, "/", ChecksumText(Checksum(identity)), ".tokens");
+  if (absl::StatusOr<std::shared_ptr<const TokenFile>> tokens =
+          TokenFile::Open(path);
+      tokens.ok()) {
+    return tokens;
+  }
+  RETURN_IF_ERROR(MakeFolders(cache_folder));
+  RETURN_IF_ERROR(WriteTokenFile(path, text_paths, tokenizer));
+  return TokenFile::Open(path);
+}
+
+}  // namespace tessera
