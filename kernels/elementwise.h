@@ -96,14 +96,13 @@ struct SwiGluBackwardArgs {
   TensorView dup;
 };
 
-// y = mask ? a : b, with a bool or uint8 mask; an undefined `b` stands for
-// `value`. One dtype of a, b and y; y may be a or b.
+// y = mask ? a : b, with a bool or uint8 mask. One dtype of a, b and y; y may
+// be a or b.
 struct WhereArgs {
   TensorView mask;
   TensorView a;
   TensorView b;
   TensorView y;
-  double value = 0;
 };
 
 namespace cpu {
