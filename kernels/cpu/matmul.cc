@@ -106,7 +106,7 @@ class RegionProduct {
         done += step;
       } while (done < depth);
       if (!in_place_ && k + depth == depth_) {
-        StoreSums(strip.c, strip.c_stride, args_.c, row, col, rows, cols,
+        StoreSums(strip.c, strip.c_step, args_.c, row, col, rows, cols,
                   args_.accumulate);
       }
       col += cols;
@@ -117,7 +117,7 @@ class RegionProduct {
     int64_t col, cols;
     int vectors;
     T* c;
-    int64_t c_stride;
+    int64_t c_step;
     alignas(64) T bias[kStripVectors * kVectorLanes<T>];
   };
 
@@ -125,13 +125,13 @@ class RegionProduct {
     Strip strip{col, cols, vectors, nullptr, 0, {}};
     if (in_place_) {
       strip.c = args_.c.as<T>() + row * args_.c.strides[0] + col;
-      strip.c_stride = args_.c.strides[0];
+      strip.c_step = args_.c.strides[0];
     } else if (blocking_.sums_cols >= num_cols_) {
       strip.c = sums_ + col;
-      strip.c_stride = blocking_.sums_cols;
+      strip.c_step = blocking_.sums_cols;
     } else {
       strip.c = sums_;
-      strip.c_stride = kStripVectors * kVectorLanes<T>;
+      strip.c_step = kStripVectors * kVectorLanes<T>;
     }
     if (args_.bias.defined()) {
       TensorView bias = args_.bias;  // As a matrix of one column.
@@ -157,14 +157,16 @@ class RegionProduct {
     if (k == 0 && args_.bias.defined()) end.bias = strip.bias;
     for (int64_t r = 0; r < rows; r += kTileRows) {
       const int64_t tile_rows = std::min<int64_t>(kTileRows, rows - r);
-      const T* a = packed_a_ + r * packed_depth + done * kTileRows;
-      T* c = strip.c + r * strip.c_stride;
+      const TileOperands<T> from = {
+          packed_a_ + r * packed_depth + done * kTileRows, kTileRows, packed_b_,
+          width};
+      T* c = strip.c + r * strip.c_step;
       if (strip.cols == width) {
-        TileFunctionOf<T>(tile_rows, strip.vectors)(step, a, packed_b_, c,
-                                                    strip.c_stride, end);
+        TileFunctionOf<T>(tile_rows, strip.vectors)(step, from, c, strip.c_step,
+                                                    end);
       } else {
-        MultiplyPartialTile(tile_rows, strip.vectors, strip.cols, step, a,
-                            packed_b_, c, strip.c_stride, end);
+        MultiplyPartialTile(tile_rows, strip.vectors, strip.cols, step, from, c,
+                            strip.c_step, end);
       }
     }
   }

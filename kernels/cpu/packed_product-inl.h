@@ -46,42 +46,52 @@ struct TileEnd {
   bool add = false;         // Adds what c holds.
 };
 
-// c[R, NV vectors] = sum over k of a[k, row] b[k, column]. `a` has kTileRows
-// and `b` NV vectors for each k.
-template <typename T, int R, int NV>
-void MultiplyTile(int64_t depth, const T* HWY_RESTRICT a,
-                  const T* HWY_RESTRICT b, T* HWY_RESTRICT c, int64_t c_stride,
-                  const TileEnd<T>& end) {
+// The operands of a tile: element (row, k) of a, and row k of b.
+template <typename T>
+struct TileOperands {
+  const T* a;
+  int64_t a_step;  // Between rows, or between k where rows are adjacent.
+  const T* b;
+  int64_t b_step;  // Between k.
+};
+
+// c[R, NV vectors] = sum over k < depth of a[row, k] b[k, column]. Rows of a
+// are adjacent for each k (packed), or else each row runs along k.
+template <typename T, int R, int NV, bool kAdjacent>
+void MultiplyTile(int64_t depth, const TileOperands<T>& from, T* HWY_RESTRICT c,
+                  int64_t c_step, const TileEnd<T>& end) {
   const hn::CappedTag<T, kVectorLanes<T>> d;
   using V = hn::Vec<decltype(d)>;
   constexpr int kLanes = kVectorLanes<T>;
+  const T* HWY_RESTRICT a = from.a;
+  const T* HWY_RESTRICT b = from.b;
   V sums[R][NV];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    hwy::Prefetch(c + r * c_stride);
+    hwy::Prefetch(c + r * c_step);
 #pragma GCC unroll 3
     for (int v = 0; v < NV; ++v) sums[r][v] = hn::Zero(d);
   }
   for (int64_t k = 0; k < depth; ++k) {
     V columns[NV];
 #pragma GCC unroll 3
-    for (int v = 0; v < NV; ++v) columns[v] = hn::Load(d, b + v * kLanes);
+    for (int v = 0; v < NV; ++v) columns[v] = hn::LoadU(d, b + v * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const V row = hn::Set(d, a[r]);
+      const V row = hn::Set(d, kAdjacent ? a[r] : a[r * from.a_step]);
 #pragma GCC unroll 3
       for (int v = 0; v < NV; ++v) {
         sums[r][v] = hn::MulAdd(row, columns[v], sums[r][v]);
       }
     }
-    a += kTileRows;
-    b += NV * kLanes;
+    a += kAdjacent ? from.a_step : 1;
+    b += from.b_step;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 3
     for (int v = 0; v < NV; ++v) {
-      T* at = c + r * c_stride + v * kLanes;
+      T* at = c + r * c_step + v * kLanes;
       V sum = sums[r][v];
       if (end.bias != nullptr) {
         sum = hn::Add(sum, hn::LoadU(d, end.bias + v * kLanes));
@@ -93,39 +103,41 @@ void MultiplyTile(int64_t depth, const T* HWY_RESTRICT a,
 }
 
 template <typename T>
-using TileFunction = void (*)(int64_t, const T*, const T*, T*, int64_t,
+using TileFunction = void (*)(int64_t, const TileOperands<T>&, T*, int64_t,
                               const TileEnd<T>&);
 
-template <typename T, int... I>
+template <typename T, bool kAdjacent, int... I>
 constexpr std::array<TileFunction<T>, sizeof...(I)> MakeTileFunctions(
     std::integer_sequence<int, I...>) {
-  return {MultiplyTile<T, I / kStripVectors + 1, I % kStripVectors + 1>...};
+  return {MultiplyTile<T, I / kStripVectors + 1, I % kStripVectors + 1,
+                       kAdjacent>...};
 }
 
 // For tiles of `rows` x `vectors`.
-template <typename T>
+template <typename T, bool kAdjacent = true>
 HWY_INLINE TileFunction<T> TileFunctionOf(int64_t rows, int vectors) {
-  static constexpr auto kFunctions = MakeTileFunctions<T>(
+  static constexpr auto kFunctions = MakeTileFunctions<T, kAdjacent>(
       std::make_integer_sequence<int, kTileRows * kStripVectors>());
   return kFunctions[(rows - 1) * kStripVectors + vectors - 1];
 }
 
-// As MultiplyTile, but only the first `cols` columns of c exist: works in a
+// As a tile function, but only the first `cols` columns of c exist: works in a
 // copy, so that each element sees the same operations.
 template <typename T>
 HWY_INLINE void MultiplyPartialTile(int64_t rows, int vectors, int64_t cols,
-                                    int64_t depth, const T* a, const T* b, T* c,
-                                    int64_t c_stride, const TileEnd<T>& end) {
+                                    int64_t depth, const TileOperands<T>& from,
+                                    T* c, int64_t c_step,
+                                    const TileEnd<T>& end) {
   alignas(64) T tile[kTileRows * kStripVectors * kVectorLanes<T>] = {};
   const int64_t width = vectors * kVectorLanes<T>;
   if (end.add) {
     for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(c + r * c_stride, cols, tile + r * width);
+      std::copy_n(c + r * c_step, cols, tile + r * width);
     }
   }
-  TileFunctionOf<T>(rows, vectors)(depth, a, b, tile, width, end);
+  TileFunctionOf<T>(rows, vectors)(depth, from, tile, width, end);
   for (int64_t r = 0; r < rows; ++r) {
-    std::copy_n(tile + r * width, cols, c + r * c_stride);
+    std::copy_n(tile + r * width, cols, c + r * c_step);
   }
 }
 

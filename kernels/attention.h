@@ -1,0 +1,60 @@
+// Scaled dot-product attention in tiles: scores are never stored whole.
+#pragma once
+
+#include "kernels/kernel.h"
+#include "kernels/tensor_view.h"
+
+namespace tessera {
+
+// Which keys a query sees. Queries are the last T of S positions: query i
+// stands at position p = i + S - T.
+struct AttentionMask {
+  bool causal = true;          // Keys up to p.
+  int64_t sliding_window = 0;  // If not 0, and causal: keys after p - window.
+};
+
+// B batch, T queries, S keys, H heads, G heads of keys (H is a multiple of G;
+// consecutive queries' heads share one), D head dimension.
+//
+// out = softmax(scale q k^T) v over the keys that each query sees; a query that
+// sees none gets 0. All of one floating type, any strides but that D's is 1.
+// Products and sums are in float32 (float64 for float64).
+//
+// Results do not depend on the number of threads.
+struct AttentionArgs {
+  TensorView q;          // [B, T, H, D]
+  TensorView k;          // [B, S, G, D]
+  TensorView v;          // [B, S, G, D]
+  TensorView out;        // [B, T, H, D]
+  TensorView logsumexp;  // [B, H, T], contiguous, of AccumulateDType.
+  double scale = 1;
+  AttentionMask mask;
+};
+
+// Gradients, overwritten, from what forward was given and gave.
+struct AttentionBackwardArgs {
+  AttentionArgs forward;
+  TensorView grad_out;  // [B, T, H, D]
+  TensorView grad_q;    // [B, T, H, D]
+  TensorView grad_k;    // [B, S, G, D]
+  TensorView grad_v;    // [B, S, G, D]
+};
+
+namespace cpu {
+absl::Status Attention(const AttentionArgs& args, const Launch& launch);
+absl::Status AttentionBackward(const AttentionBackwardArgs& args,
+                               const Launch& launch);
+}  // namespace cpu
+
+namespace cuda {
+absl::Status Attention(const AttentionArgs& args, const Launch& launch);
+absl::Status AttentionBackward(const AttentionBackwardArgs& args,
+                               const Launch& launch);
+}  // namespace cuda
+
+inline constexpr Kernel<AttentionArgs> kAttention{"Attention", cpu::Attention,
+                                                  cuda::Attention};
+inline constexpr Kernel<AttentionBackwardArgs> kAttentionBackward{
+    "AttentionBackward", cpu::AttentionBackward, cuda::AttentionBackward};
+
+}  // namespace tessera
