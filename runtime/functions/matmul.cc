@@ -18,8 +18,7 @@ Tensor Transposed(const Tensor& x) { return x.Transpose(-2, -1); }
 class MatMulNode final : public Node {
  public:
   // Each operand is kept for the other's gradient only.
-  MatMulNode(const Variable& a, const Variable& b)
-      : one_b_(b.num_dims() == 2) {
+  MatMulNode(const Variable& a, const Variable& b) : one_b_(b.num_dims() == 2) {
     if (b.requires_grad()) a_ = SavedTensor("MatMul", a);
     if (a.requires_grad()) b_ = SavedTensor("MatMul", b);
   }
@@ -32,8 +31,9 @@ class MatMulNode final : public Node {
     if (NeedsGrad(0)) grad_a = ops::MatMul(grad, Transposed(b_.Unpack()));
     if (NeedsGrad(1)) {
       const Tensor a = a_.Unpack();
-      grad_b = one_b_ ? ops::MatMul(Transposed(ops::AsRows(a)), ops::AsRows(grad))
-                     : ops::MatMul(Transposed(a), grad);
+      grad_b = one_b_
+                   ? ops::MatMul(Transposed(ops::AsRows(a)), ops::AsRows(grad))
+                   : ops::MatMul(Transposed(a), grad);
     }
     return {grad_a, grad_b};
   }
@@ -73,7 +73,8 @@ class LinearNode final : public Node {
     if (bias.buffer().defined()) {
       ops::BiasGradientInto(grad, bias.buffer(), bias.accumulate());
     }
-    return {NeedsGrad(0) ? InputGradient(grad) : Tensor(), weight.Result(), bias.Result()};
+    return {NeedsGrad(0) ? InputGradient(grad) : Tensor(), weight.Result(),
+            bias.Result()};
   }
 
   void ReleaseSaved() override {
@@ -115,8 +116,7 @@ void CheckLinear(const Variable& x, const Variable& weight,
   const bool out_in = layout == WeightLayout::kOutIn;
   const bool matrices = x.num_dims() >= 1 && weight.num_dims() == 2;
   if (matrices && x.size(-1) == weight.size(out_in ? 1 : 0) &&
-      (!bias.defined() ||
-       bias.shape() == Shape{weight.size(out_in ? 0 : 1)})) {
+      (!bias.defined() || bias.shape() == Shape{weight.size(out_in ? 0 : 1)})) {
     return;
   }
   throw Error(absl::InvalidArgumentError(absl::StrCat(
@@ -128,8 +128,7 @@ void CheckLinear(const Variable& x, const Variable& weight,
 
 Tensor LinearForward(const Tensor& x, const Tensor& weight, const Tensor& bias,
                      WeightLayout layout) {
-  const Tensor w =
-      layout == WeightLayout::kOutIn ? Transposed(weight) : weight;
+  const Tensor w = layout == WeightLayout::kOutIn ? Transposed(weight) : weight;
   Shape shape = x.shape();
   shape.set_dim(-1, w.size(-1));
   const Tensor y = Tensor::Empty(shape, {x.dtype(), x.device()});

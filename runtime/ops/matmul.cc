@@ -13,9 +13,9 @@ namespace {
 
 [[noreturn]] void Refuse(const std::string& wanted, const Tensor& a,
                          const Tensor& b) {
-  throw Error(absl::InvalidArgumentError(
-      absl::StrCat("MatMul: wants ", wanted, "; got a ", a.ToString(), ", b ",
-                   b.ToString())));
+  throw Error(absl::InvalidArgumentError(absl::StrCat("MatMul: wants ", wanted,
+                                                      "; got a ", a.ToString(),
+                                                      ", b ", b.ToString())));
 }
 
 // The shape of the product. Throws when there is none.
