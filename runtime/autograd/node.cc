@@ -134,6 +134,12 @@ void LeafUseRecorder::Note(const std::shared_ptr<VariableImpl>& leaf) {
   }
 }
 
+void LeafUseRecorder::NoteRequiresGrad() {
+  for (LeafUseRecorder* r = this; r != nullptr; r = r->outer_) {
+    r->any_requires_grad_ = true;
+  }
+}
+
 bool ShouldRecord(const std::vector<Variable>& inputs) {
   bool any = false;
   for (const Variable& input : inputs) {
@@ -143,6 +149,7 @@ bool ShouldRecord(const std::vector<Variable>& inputs) {
       current_recorder->Note(input.impl());
     }
   }
+  if (any && current_recorder != nullptr) current_recorder->NoteRequiresGrad();
   return any && GradEnabled();
 }
 

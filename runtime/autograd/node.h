@@ -136,12 +136,17 @@ class LeafUseRecorder {
   const std::vector<std::shared_ptr<VariableImpl>>& leaves() const {
     return leaves_;
   }
+  // Whether any variable that requires a gradient was used, sink or not.
+  bool any_requires_grad() const { return any_requires_grad_; }
 
  private:
   friend bool ShouldRecord(const std::vector<Variable>& inputs);
   void Note(const std::shared_ptr<VariableImpl>& leaf);
 
+  void NoteRequiresGrad();
+
   LeafUseRecorder* const outer_;
+  bool any_requires_grad_ = false;
   std::vector<std::shared_ptr<VariableImpl>> leaves_;
 };
 

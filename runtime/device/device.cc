@@ -29,6 +29,7 @@ struct DeviceContext {
 };
 
 thread_local Device current_device;
+thread_local Stream* current_stream = nullptr;
 
 // Contexts live as long as the process: memory may be freed very late.
 DeviceContext& ContextOf(Device device) {
@@ -83,6 +84,18 @@ DeviceGuard::~DeviceGuard() { current_device = previous_; }
 Allocator& AllocatorOf(Device device) { return ContextOf(device).allocator; }
 
 Stream& ComputeStream(Device device) { return *ContextOf(device).stream; }
+
+Stream& CurrentStream(Device device) {
+  if (current_stream != nullptr && current_stream->device() == device) {
+    return *current_stream;
+  }
+  return ComputeStream(device);
+}
+
+StreamGuard::StreamGuard(Stream& stream) : previous_(current_stream) {
+  current_stream = &stream;
+}
+StreamGuard::~StreamGuard() { current_stream = previous_; }
 
 void SetComputeStreamMode(Device device, StreamMode mode) {
   DeviceContext& context = ContextOf(device);

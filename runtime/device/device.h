@@ -52,6 +52,21 @@ Allocator& AllocatorOf(Device device);
 // The stream on which ops of `device` run, in the order of their calls.
 Stream& ComputeStream(Device device);
 
+// The stream that ops of this thread use for tensors on `device`: the compute
+// stream, but inside a StreamGuard for a stream of this device.
+Stream& CurrentStream(Device device);
+
+class StreamGuard {
+ public:
+  explicit StreamGuard(Stream& stream);
+  ~StreamGuard();
+  StreamGuard(const StreamGuard&) = delete;
+  StreamGuard& operator=(const StreamGuard&) = delete;
+
+ private:
+  Stream* previous_;
+};
+
 // inline: ops run on the calling thread, at once. queued: on a worker thread,
 // as on a GPU, so that the caller runs ahead. Waits for the device to be idle.
 enum class StreamMode { kInline, kQueued };

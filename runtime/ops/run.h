@@ -25,7 +25,7 @@ AccessList Accesses(TensorList reads, TensorList writes);
 void BumpVersions(TensorList writes);
 Launch MakeLaunch(Device device);
 
-// Queues `kernel` on the compute stream of the tensors' device. `args` hold
+// Queues `kernel` on the current stream of the tensors' device. `args` hold
 // views that were resolved just now. Nothing happens on meta. `reads` and
 // `writes` name every tensor the kernel touches.
 template <typename Args>
@@ -34,7 +34,7 @@ void Run(const Kernel<Args>& kernel, Args args, TensorList reads,
   const Device device = CommonDevice(kernel.name, writes);
   if (device.is_meta()) return;
   BumpVersions(writes);
-  ComputeStream(device).Enqueue(
+  CurrentStream(device).Enqueue(
       kernel.name,
       [&kernel, args = std::move(args), launch = MakeLaunch(device)] {
         OrThrow(kernel(args, launch));

@@ -18,6 +18,8 @@ int Shape::NormalizeDim(int d) const {
   return normal;
 }
 
+Shape::Shape() = default;
+
 int64_t Shape::dim(int d) const { return sizes_[NormalizeDim(d)]; }
 
 void Shape::set_dim(int d, int64_t size) { sizes_[NormalizeDim(d)] = size; }

@@ -14,7 +14,9 @@ using Dims = absl::InlinedVector<int64_t, 4>;
 
 class Shape {
  public:
-  Shape() = default;  // Of a scalar.
+  // Of a scalar. Not inline: gcc 12 takes the copy of an empty list's unused
+  // bytes for a use of what was never set.
+  Shape();
   Shape(std::initializer_list<int64_t> sizes) : sizes_(sizes) {}
   explicit Shape(std::span<const int64_t> sizes)
       : sizes_(sizes.begin(), sizes.end()) {}

@@ -13,7 +13,7 @@ namespace {
 // In the order of the compute stream, as every use of the memory is.
 void Poison(Device device, void* data, int64_t num_bytes) {
   if (!AllocatorOf(device).poison()) return;
-  ComputeStream(device).Enqueue(
+  CurrentStream(device).Enqueue(
       "Poison", [data, num_bytes] { std::memset(data, 0xFF, num_bytes); },
       AccessList{{}, {{data, num_bytes}}});
 }

@@ -33,6 +33,8 @@ void CopyOut(const TensorView& view, int64_t element_bytes, char* out) {
 
 }  // namespace
 
+Tensor::Tensor() = default;
+
 Tensor Tensor::View(std::shared_ptr<Storage> storage, int64_t offset,
                     const Shape& shape, DType dtype) {
   if (shape.num_dims() > kMaxDims) {
@@ -65,7 +67,7 @@ Tensor Tensor::FromBytes(const void* data, const Shape& shape,
   Tensor tensor = Empty(shape, options);
   const int64_t num_bytes = tensor.num_bytes();
   if (options.device.is_meta() || num_bytes == 0) return tensor;
-  Stream& stream = ComputeStream(options.device);
+  Stream& stream = CurrentStream(options.device);
   void* target = tensor.data();
   AccessList access{{}, {{target, num_bytes}}};
   if (stream.mode() == StreamMode::kInline) {
@@ -281,7 +283,7 @@ std::vector<T> Tensor::ToVector() const {
                         ", asked for ", DTypeName(kDTypeOf<T>)));
   }
   const TensorView source = view();
-  ComputeStream(device()).Synchronize();
+  CurrentStream(device()).Synchronize();
   if constexpr (std::is_same_v<T, bool>) {
     std::vector<uint8_t> bytes(num_elements());
     CopyOut(source, 1, reinterpret_cast<char*>(bytes.data()));

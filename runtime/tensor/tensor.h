@@ -23,7 +23,7 @@ struct TensorOptions {
 // Mathematics is in runtime/ops. Errors are thrown.
 class Tensor {
  public:
-  Tensor() = default;
+  Tensor();  // Not inline, see Shape().
 
   // Memory is not initialised.
   static Tensor Empty(const Shape& shape, const TensorOptions& options = {});

@@ -1,0 +1,280 @@
+#include "fsdp/fully_shard.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "fsdp/start_values.h"
+#include "kernels/status.h"
+#include "runtime/ops/elementwise.h"
+
+namespace tessera {
+
+// The steps of FullyShard, in order.
+class FullyShardSetup {
+ public:
+  FullyShardSetup(Module& module, std::shared_ptr<DeviceMesh> mesh,
+                  const FullyShardOptions& options)
+      : module_(module), world_(*mesh->world()), result_(new FullyShardedModule) {
+    result_->module_ = &module;
+    result_->context_ = std::make_unique<ShardingContext>();
+    context_ = result_->context_.get();
+    context_->mesh = std::move(mesh);
+    context_->options = options;
+    context_->device = CurrentDevice();
+  }
+
+  absl::StatusOr<std::unique_ptr<FullyShardedModule>> Run() {
+    // One rank's error is every rank's error.
+    RETURN_IF_ERROR(world_.AgreeOnStatus(Plan(), "FullyShard"));
+    RETURN_IF_ERROR(CheckEqualDescriptions(Describe(), world_));
+    RETURN_IF_ERROR(
+        world_.AgreeOnStatus(MakeCommunicators(), "FullyShard"));
+    RETURN_IF_ERROR(CheckOrSyncRealValues());
+    RETURN_IF_ERROR(world_.AgreeOnStatus(Try([&] { MakeUnits(); }),
+                                         "FullyShard"));
+    MakeRunner();
+    return std::move(result_);
+  }
+
+ private:
+  absl::Status Plan() {
+    const FullyShardOptions& options = context_->options;
+    ASSIGN_OR_RETURN(ResolvedMode resolved,
+                     ResolveOptions(options, context_->mesh->shape()));
+    context_->mode = resolved.mode;
+    result_->warnings_ = std::move(resolved.warnings);
+    for (const NamedVariable& p : module_.NamedParameters()) {
+      if (p.variable.impl()->sink != nullptr) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "FullyShard: ", p.name, " is sharded already; shard a module once"));
+      }
+    }
+    ASSIGN_OR_RETURN(ignored_,
+                     FindIgnored(module_, options.ignored_modules,
+                                 options.ignored_patterns));
+    ASSIGN_OR_RETURN(WrapResult wrapped,
+                     PlanUnits(module_, options.auto_wrap_policy, ignored_));
+    plans_ = std::move(wrapped.units);
+    for (std::string& w : wrapped.warnings) {
+      result_->warnings_.push_back(std::move(w));
+    }
+    if (world_.rank() == 0) {
+      for (const std::string& w : result_->warnings_) spdlog::warn(w);
+    }
+    return absl::OkStatus();
+  }
+
+  // Everything that must be equal on all ranks, a line each.
+  std::vector<std::string> Describe() const {
+    const FullyShardOptions& o = context_->options;
+    const ShardingMode& m = context_->mode;
+    std::vector<std::string> lines;
+    lines.push_back(absl::StrCat(
+        "version ", o.fsdp_version, ", shard ", m.shard_parameters,
+        ", reshard ", m.reshard_after_forward, " ", m.post_forward_size,
+        ", replicate ", m.replicate, ", backward prefetch ",
+        BackwardPrefetchName(o.backward_prefetch), ", forward prefetch ",
+        o.forward_prefetch, ", limit ", o.limit_all_gathers, ", seed ", o.seed,
+        ", sync ", o.sync_module_states));
+    const auto dtype = [](const std::optional<DType>& d) {
+      return d.has_value() ? DTypeName(*d) : "own";
+    };
+    const MixedPrecision& mp = o.mixed_precision;
+    lines.push_back(absl::StrCat("param_dtype ", dtype(mp.param_dtype),
+                                 ", reduce_dtype ", dtype(mp.reduce_dtype),
+                                 ", buffer_dtype ", dtype(mp.buffer_dtype),
+                                 ", output_dtype ", dtype(mp.output_dtype)));
+    for (const UnitPlan& unit : plans_) {
+      lines.push_back(absl::StrCat("unit ", unit.name));
+      for (size_t i = 0; i < unit.parameters.size(); ++i) {
+        const Variable& p = unit.parameters[i];
+        lines.push_back(absl::StrCat(
+            "parameter ", unit.parameter_names[i], " ", DTypeName(p.dtype()),
+            " ", p.shape().ToString(), p.requires_grad() ? "" : " frozen"));
+      }
+    }
+    return lines;
+  }
+
+  absl::Status MakeCommunicators() {
+    ShardingContext& c = *context_;
+    DeviceMesh& mesh = *c.mesh;
+    const bool whole = !c.mode.shard_parameters;
+    c.shard_size = whole ? 1 : mesh.shard()->world_size();
+    c.shard_rank = whole ? 0 : mesh.shard()->rank();
+    c.shard = c.shard_size > 1 ? mesh.shard().get() : nullptr;
+    c.replicate = whole && world_.world_size() > 1 ? &world_
+                  : whole                          ? nullptr
+                                                   : mesh.replicate().get();
+    const int r = c.mode.post_forward_size;
+    if (r > 1 && r < c.shard_size) {
+      std::vector<int> group;
+      for (int i = 0; i < r; ++i) group.push_back(c.shard_rank / r * r + i);
+      ASSIGN_OR_RETURN(c.post_forward, c.shard->Split(group, "post_forward"));
+    }
+    c.divisor =
+        c.options.gradient_divisor.value_or(double(world_.world_size()));
+    c.shard_stream = std::make_unique<Stream>(c.device, "shard collectives",
+                                              StreamMode::kQueued);
+    c.replicate_stream = std::make_unique<Stream>(
+        c.device, "replicate collectives", StreamMode::kQueued);
+    MakeSlots();
+    return absl::OkStatus();
+  }
+
+  void MakeSlots() {
+    ShardingContext& c = *context_;
+    const auto pool = [&](Communicator* communicator, CommBufferKind kind,
+                          MemoryCategory category) {
+      return std::make_unique<SlotPool>(SlotPool::Options{
+          communicator, kind, category, c.device, c.shard_stream.get()});
+    };
+    // Backward gathers among fewer ranks would write into memory that others
+    // still read, so there each rank has its own.
+    c.gathered = pool(c.post_forward != nullptr ? nullptr : c.shard,
+                      CommBufferKind::kCommon, MemoryCategory::kUnsharded);
+    c.gradients = pool(c.shard != nullptr ? c.shard : c.replicate,
+                       CommBufferKind::kPeer,
+                       MemoryCategory::kUnshardedGradient);
+    c.wire = pool(c.shard != nullptr ? c.shard : c.replicate,
+                  CommBufferKind::kPeer, MemoryCategory::kUnshardedGradient);
+    c.local = pool(nullptr, CommBufferKind::kPeer, MemoryCategory::kScratch);
+  }
+
+  // Values that exist before sharding: rank 0's, or checked to be equal.
+  absl::Status CheckOrSyncRealValues() {
+    std::vector<NamedVariable> real;
+    for (const NamedVariable& p : module_.NamedParameters()) {
+      if (!p.variable.data().is_meta()) real.push_back(p);
+    }
+    for (const NamedBuffer& b : module_.NamedBuffers()) {
+      if (!b.variable.data().is_meta()) real.push_back({b.name, b.variable});
+    }
+    if (world_.world_size() == 1) return absl::OkStatus();
+    if (context_->options.sync_module_states) {
+      return BroadcastFromRank0(real, world_, *context_->shard_stream);
+    }
+    return CheckEqualValues(real, world_);
+  }
+
+  void MakeUnits() {
+    DeferredInit init(module_, context_->options, context_->device);
+    for (size_t u = 0; u < plans_.size(); ++u) {
+      UnitPlan& plan = plans_[u];
+      init.Materialise(plan);
+      std::vector<GroupParameter> parameters;
+      for (size_t i = 0; i < plan.parameters.size(); ++i) {
+        parameters.push_back(
+            DescribeParameter(plan.parameter_names[i], plan.parameters[i]));
+        plan.parameters[i].set_name(plan.parameter_names[i]);
+      }
+      units_.push_back(std::make_unique<Unit>(static_cast<int>(u), plan.name,
+                                              std::move(parameters), context_));
+      Shard(*units_.back());
+    }
+    MaterialiseIgnored(init);
+    init.MaterialiseBuffers();
+    CastBuffers();
+    ListParameters();
+  }
+
+  // From whole values to shards; the whole values go.
+  void Shard(Unit& unit) {
+    for (auto& group : unit.groups()) {
+      group->AllocateShard();
+      for (size_t i = 0; i < group->parameters().size(); ++i) {
+        group->SetFromWhole(i, group->parameters()[i].variable.data());
+      }
+      group->ShowLocal();
+    }
+  }
+
+  void MaterialiseIgnored(DeferredInit& init) {
+    UnitPlan plan;
+    plan.name = "(ignored)";
+    for (const NamedVariable& p : module_.NamedParameters()) {
+      if (!ignored_.Contains(p.variable)) continue;
+      plan.parameter_names.push_back(p.name);
+      plan.parameters.push_back(p.variable);
+    }
+    init.Materialise(plan);
+  }
+
+  // Version 1's buffer_dtype: floating buffers, cast once; not those of ignored
+  // modules.
+  void CastBuffers() {
+    const auto& dtype = context_->options.mixed_precision.buffer_dtype;
+    if (!dtype.has_value()) return;
+    std::set<const VariableImpl*> skipped;
+    for (Module* ignored : context_->options.ignored_modules) {
+      for (const NamedBuffer& b : ignored->NamedBuffers()) {
+        skipped.insert(b.variable.impl().get());
+      }
+    }
+    MemoryCategoryGuard guard(MemoryCategory::kData);
+    for (NamedBuffer b : module_.NamedBuffers()) {
+      if (!IsFloating(b.variable.dtype())) continue;
+      if (skipped.count(b.variable.impl().get()) > 0) continue;
+      b.variable.set_data(ops::Cast(b.variable.data(), *dtype));
+    }
+  }
+
+  void ListParameters() {
+    std::map<const VariableImpl*, ShardedParameter> sharded;
+    for (const auto& unit : units_) {
+      for (const auto& group : unit->groups()) {
+        for (const GroupParameter& p : group->parameters()) {
+          ShardedParameter s{p.name, p.variable, p.shape, p.order, 0, 0, true};
+          if (p.piece.has_value()) {
+            s.begin = p.piece->parameter_begin;
+            s.length = p.piece->length;
+          }
+          sharded[p.variable.impl().get()] = std::move(s);
+        }
+      }
+    }
+    for (const NamedVariable& p : module_.NamedParameters()) {
+      const auto it = sharded.find(p.variable.impl().get());
+      if (it != sharded.end()) {
+        result_->parameters_.push_back(it->second);
+        continue;
+      }
+      GroupParameter whole = DescribeParameter(p.name, p.variable);
+      result_->parameters_.push_back({p.name, p.variable, whole.shape,
+                                      whole.order, 0,
+                                      whole.shape.num_elements(), false});
+    }
+  }
+
+  void MakeRunner() {
+    std::vector<std::vector<Module*>> modules;
+    for (const UnitPlan& plan : plans_) modules.push_back(plan.modules);
+    std::vector<Variable> ignored;
+    if (context_->options.reduce_ignored_gradients) {
+      for (const ShardedParameter& p : result_->parameters_) {
+        if (!p.sharded) ignored.push_back(p.variable);
+      }
+    }
+    result_->runner_ = std::make_unique<Runner>(
+        std::move(units_), std::move(modules), std::move(ignored), context_);
+  }
+
+  Module& module_;
+  Communicator& world_;
+  std::unique_ptr<FullyShardedModule> result_;
+  ShardingContext* context_;
+  IgnoredSet ignored_;
+  std::vector<UnitPlan> plans_;
+  std::vector<std::unique_ptr<Unit>> units_;
+};
+
+absl::StatusOr<std::unique_ptr<FullyShardedModule>> FullyShard(
+    Module& module, std::shared_ptr<DeviceMesh> mesh,
+    const FullyShardOptions& options) {
+  return FullyShardSetup(module, std::move(mesh), options).Run();
+}
+
+}  // namespace tessera

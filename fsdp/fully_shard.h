@@ -1,0 +1,137 @@
+// Shards a module over ranks: the engine's front door.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "fsdp/device_mesh.h"
+#include "fsdp/options.h"
+#include "fsdp/runner.h"
+#include "runtime/nn/module.h"
+
+namespace tessera {
+
+// What this rank keeps of one parameter: elements [begin, begin + length) of
+// its `global_shape` in row-major order, or, for a tensor that was stored in
+// another order of dims, in that order.
+struct ShardedParameter {
+  std::string name;
+  Variable variable;  // At rest it shows the kept elements.
+  Shape global_shape;
+  std::vector<int> order;  // Dims from slowest to fastest in memory.
+  int64_t begin = 0;
+  int64_t length = 0;
+  bool sharded = true;  // False for ignored ones: whole on every rank.
+};
+
+// A module whose parameters are dealt out to ranks. The module itself is used
+// as before: call it, call Backward on the loss, step an optimizer over
+// Parameters(). Between steps a parameter shows what this rank keeps of it
+// (version 2: rows; version 1: a vector; possibly of no elements), and its grad()
+// the same part of the gradient, the mean over all ranks, in float32 (float64 of
+// float64).
+//
+// Outlives the use of the module; belongs to one thread a rank.
+class FullyShardedModule {
+ public:
+  ~FullyShardedModule();
+  FullyShardedModule(const FullyShardedModule&) = delete;
+  FullyShardedModule& operator=(const FullyShardedModule&) = delete;
+
+  Module& module() { return *module_; }
+  DeviceMesh& mesh() { return *context_->mesh; }
+  const FullyShardOptions& options() const { return context_->options; }
+  // Sums of gradients over ranks are divided by it.
+  double gradient_divisor() const { return context_->divisor; }
+  void set_gradient_divisor(double divisor) { context_->divisor = divisor; }
+
+  // In the order and under the names of the plain module, ignored ones too.
+  const std::vector<ShardedParameter>& Parameters() const {
+    return parameters_;
+  }
+
+  // Whether backward reduces gradients. Without, they accumulate unsharded, in
+  // float32, until a backward that does. Throws during a step.
+  void set_requires_gradient_sync(bool sync);
+
+  // Gradients accumulate without being reduced, for a scope.
+  class NoSyncScope {
+   public:
+    explicit NoSyncScope(FullyShardedModule& module);
+    ~NoSyncScope();
+    NoSyncScope(const NoSyncScope&) = delete;
+    NoSyncScope& operator=(const NoSyncScope&) = delete;
+
+   private:
+    FullyShardedModule& module_;
+    const bool previous_;
+  };
+  [[nodiscard]] NoSyncScope NoSync() { return NoSyncScope(*this); }
+
+  void ZeroGrad();
+
+  // The p-norm (2, 1 or infinity) of all gradients together, as one process
+  // would find it; the same bits on every rank, whatever the layout. Each
+  // parameter counts once. A collective call.
+  double GradNorm(double norm_type = 2.0);
+  // GradNorm, then every gradient times min(1, max_norm / (norm + 1e-6)).
+  // Returns the norm before clipping.
+  double ClipGradNorm(double max_norm, double norm_type = 2.0);
+
+  // Calls `f` with each parameter's whole value, in the master type, on every
+  // rank, one after the other: extra memory is one parameter. Collective; `f`
+  // may keep the tensor. Throws during a step.
+  void ForEachFullParameter(
+      const std::function<void(const std::string& name, const Tensor& whole)>&
+          f);
+  // The same for tensors that lie as the parameters do (moments of an
+  // optimizer): `local(name)` is this rank's part, which every rank must have.
+  void ForEachFullTensor(
+      const std::function<Tensor(const ShardedParameter&)>& local,
+      const std::function<void(const std::string& name, const Tensor& whole)>&
+          f);
+  // Takes this rank's part of a whole value, of the parameter's shape.
+  absl::Status SetFullParameter(const std::string& name, const Tensor& whole);
+
+  // What the last step did, unit by unit; and the units' names by index.
+  const Schedule& schedule() const { return runner_->schedule(); }
+  std::vector<std::string> unit_names() const { return runner_->unit_names(); }
+  // "sharded", "gathering" or "unsharded", of the unit that owns `name`.
+  absl::StatusOr<UnitState> StateOf(const std::string& parameter_name) const;
+  const std::vector<std::string>& warnings() const { return warnings_; }
+
+ private:
+  friend class FullyShardSetup;
+  FullyShardedModule() = default;
+  struct Place {
+    ParameterGroup* group = nullptr;  // Null for ignored parameters.
+    int index = 0;
+    const Unit* unit = nullptr;
+  };
+  void CheckIdle(const char* operation) const;
+  Place Find(const Variable& variable) const;
+  Tensor GatherTensor(const ShardedParameter& p, const Tensor& mine);
+
+  Module* module_ = nullptr;
+  std::unique_ptr<ShardingContext> context_;
+  std::unique_ptr<Runner> runner_;
+  std::vector<ShardedParameter> parameters_;
+  std::vector<std::string> warnings_;
+};
+
+// Shards `module` in place over `mesh`. Every rank calls it with an equal module
+// and equal options; differences are found before any data moves and are an
+// error on all ranks that names the first of them.
+//
+// Parameters on the meta device are made unit by unit, on the current device,
+// and set by their modules' ResetParameters (or options.param_init_fn), so that
+// no rank ever holds more than its shards and one unit. `module` outlives the
+// result.
+absl::StatusOr<std::unique_ptr<FullyShardedModule>> FullyShard(
+    Module& module, std::shared_ptr<DeviceMesh> mesh,
+    const FullyShardOptions& options = {});
+
+}  // namespace tessera

@@ -1,0 +1,120 @@
+// Parameters of one unit that have everything in common: element types, and
+// whether they are trained. They share a layout and buffers.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdp/comm/communicator.h"
+#include "fsdp/layout/shard_layout.h"
+#include "runtime/autograd/node.h"
+#include "runtime/autograd/variable.h"
+
+namespace tessera {
+
+struct GroupParameter {
+  std::string name;
+  Variable variable;
+  Shape shape;            // Of the whole parameter.
+  std::vector<int> order; // Its dims from slowest to fastest in memory.
+  std::optional<ShardPiece> piece;  // What this rank keeps; none: nothing.
+  Tensor unsharded;    // The whole, in the gathered buffer.
+  Tensor local;        // This rank's part, in the shard.
+  Tensor grad;         // The whole gradient, in the gradient buffer.
+  bool grad_written = false;  // Since the gradient buffer was taken.
+};
+
+struct GroupOptions {
+  std::string unit_name;
+  int fsdp_version = 2;
+  int world_size = 1;  // Of the shard group.
+  int rank = 0;
+  DType compute_dtype = DType::kFloat32;
+  DType reduce_dtype = DType::kFloat32;
+  Device device;
+};
+
+// Memory and arithmetic of one group; says nothing about when. The master
+// values are this rank's shard; the gathered buffer and the gradient buffer are
+// storages that a unit attaches to slots and releases.
+class ParameterGroup {
+ public:
+  ParameterGroup(std::vector<GroupParameter> parameters,
+                 const GroupOptions& options);
+  ParameterGroup(const ParameterGroup&) = delete;
+  ParameterGroup& operator=(const ParameterGroup&) = delete;
+
+  std::vector<GroupParameter>& parameters() { return parameters_; }
+  const std::vector<GroupParameter>& parameters() const { return parameters_; }
+  const ShardLayout& layout() const { return layout_; }
+  DType master_dtype() const { return master_dtype_; }
+  DType compute_dtype() const { return options_.compute_dtype; }
+  DType reduce_dtype() const { return options_.reduce_dtype; }
+  DType grad_dtype() const { return AccumulateDType(master_dtype_); }
+  // Whether any parameter of the group requires a gradient now.
+  bool trainable() const;
+  // The shard is the whole and needs no cast: nothing is ever gathered.
+  bool always_whole() const { return gathered_ == shard_.storage(); }
+
+  // The master values; allocated by AllocateShard.
+  const Tensor& shard() const { return shard_; }
+  void AllocateShard();
+  // Takes this rank's part of the whole value of parameter `index`.
+  void SetFromWhole(size_t index, const Tensor& whole);
+
+  const std::shared_ptr<Storage>& gathered() const { return gathered_; }
+  int64_t gathered_bytes() const;
+  const std::shared_ptr<Storage>& gradient() const { return gradient_; }
+  int64_t gradient_bytes() const;
+
+  // Parameters show their part (at rest), or the whole.
+  void ShowLocal();
+  void ShowUnsharded();
+
+  // The collective's parts. `source` is the shard, or a cast of it; `whole` the
+  // gathered buffer's slot as one vector: to gather is no change of version, so
+  // it does not write through gathered().
+  void AppendGatherParts(const Tensor& source, const Tensor& whole,
+                         std::vector<GatherPart>& parts) const;
+  // `wire` is the gradient buffer, or a cast of it.
+  void AppendReduceParts(const Tensor& wire, const Tensor& shard_grad,
+                         bool accumulate, std::vector<ReducePart>& parts) const;
+  // Between the packed block and the places of the packed parameters.
+  void CopyOutPacked(const Tensor& whole) const;
+  void CopyInPacked() const;
+
+  // Zeroes what nobody has written in the gradient buffer: parameters without
+  // a gradient, padding.
+  void ZeroUnwritten() const;
+  Tensor WholeGradient() const;   // The gradient buffer as one vector.
+  Tensor WholeParameters() const;  // The gathered buffer as one vector.
+
+  // This rank's gradient; made at the first use and then kept.
+  const Tensor& ShardGradient();
+  // Zeroes the parts of parameters whose grad() is undefined, and says whether
+  // any parameter holds a gradient to add to.
+  bool PrepareAccumulation();
+  Tensor LocalGradient(size_t index) const;
+
+ private:
+  Tensor LocalView(const Tensor& shard, size_t index) const;
+  Tensor Unpermuted(const Tensor& stored, const GroupParameter& p) const;
+
+  const GroupOptions options_;
+  std::vector<GroupParameter> parameters_;
+  const DType master_dtype_;
+  ShardLayout layout_;
+  std::vector<std::pair<int64_t, int64_t>> gaps_;  // Begin, length.
+  Tensor shard_;
+  Tensor shard_grad_;
+  std::shared_ptr<Storage> gathered_;
+  std::shared_ptr<Storage> gradient_;
+};
+
+// A parameter as a member of a group; reads its memory order.
+GroupParameter DescribeParameter(const std::string& name,
+                                 const Variable& variable);
+
+}  // namespace tessera

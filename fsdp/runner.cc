@@ -1,0 +1,390 @@
+#include "fsdp/runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/status.h"
+#include "runtime/autograd/engine.h"
+#include "runtime/autograd/grad_mode.h"
+#include "runtime/functions/elementwise.h"
+#include "runtime/ops/elementwise.h"
+
+namespace tessera {
+namespace {
+
+// Passes gradients through; its place in the graph is its meaning.
+class BoundaryNode final : public Node {
+ public:
+  const char* name() const override { return "UnitBoundary"; }
+  std::vector<Tensor> Apply(const std::vector<Tensor>& grads) override {
+    return grads;
+  }
+};
+
+bool IsFloatingVariable(const Variable& v) { return IsFloating(v.dtype()); }
+
+}  // namespace
+
+// What autograd tells a unit about one of its parameters.
+class Runner::Sink final : public GradientSink {
+ public:
+  Sink(Runner* runner, Unit* unit, size_t group, size_t parameter)
+      : runner_(runner), unit_(unit), group_(group), parameter_(parameter) {}
+
+  void BeforeUse() override { runner_->PreBackward(*unit_); }
+  void Expect(int64_t n) override { runner_->Expect(*unit_, n); }
+  GradientTarget Target() override { return unit_->Target(group_, parameter_); }
+  void Contributed() override { runner_->Contributed(*unit_); }
+
+ private:
+  Runner* const runner_;
+  Unit* const unit_;
+  const size_t group_;
+  const size_t parameter_;
+};
+
+Runner::Runner(std::vector<std::unique_ptr<Unit>> units,
+               std::vector<std::vector<Module*>> modules,
+               std::vector<Variable> replicated, ShardingContext* context)
+    : context_(context),
+      units_(std::move(units)),
+      runs_(units_.size()),
+      replicated_(std::move(replicated)) {
+  for (size_t i = 0; i < units_.size(); ++i) {
+    runs_[i].modules = std::move(modules[i]);
+    AddSinks(*units_[i]);
+    AddHooks(*units_[i]);
+  }
+}
+
+Runner::~Runner() {
+  for (const auto& [module, handle] : hooks_) module->RemoveForwardHook(handle);
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups()) {
+      for (const auto& p : group->parameters()) {
+        p.variable.impl()->sink = nullptr;
+      }
+    }
+  }
+}
+
+std::vector<std::string> Runner::unit_names() const {
+  std::vector<std::string> names;
+  for (const auto& unit : units_) names.push_back(unit->name());
+  return names;
+}
+
+void Runner::AddSinks(Unit& unit) {
+  for (size_t g = 0; g < unit.groups().size(); ++g) {
+    auto& parameters = unit.groups()[g]->parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      parameters[i].variable.impl()->sink =
+          std::make_shared<Sink>(this, &unit, g, i);
+    }
+  }
+  if (!unit.groups().empty()) {
+    runs_[unit.index()].boundary = std::make_shared<VariableImpl>();
+    runs_[unit.index()].boundary->sink =
+        std::make_shared<Sink>(this, &unit, 0, 0);
+  }
+}
+
+void Runner::AddHooks(Unit& unit) {
+  for (Module* module : runs_[unit.index()].modules) {
+    hooks_.emplace_back(
+        module, module->AddPreForwardHook(
+                    [this, &unit](Module&, const std::vector<Variable*>& in) {
+                      PreForward(unit, in);
+                    },
+                    /*prepend=*/true));
+    hooks_.emplace_back(
+        module, module->AddPostForwardHook(
+                    [this, &unit](Module&, const std::vector<Variable*>& out) {
+                      PostForward(unit, out);
+                    }));
+  }
+}
+
+void Runner::Log(StepKind kind, const Unit& unit, bool prefetch) {
+  schedule_.Add({kind, unit.index(), prefetch, backward_});
+}
+
+bool Runner::Reshards(const Unit& unit) const {
+  return context_->mode.reshard_after_forward && !is_root(unit) &&
+         !unit.always_whole();
+}
+
+void Runner::BeginIteration() {
+  if (backward_ && !Engine::InBackward()) Abandon();
+  if (forward_order_.empty()) forward_order_ = schedule_.ForwardOrder();
+  forward_at_ = 0;
+  schedule_.Begin();
+  post_forward_order_.clear();
+  backward_at_ = -1;
+  // The optimizer wrote the shards on the compute stream.
+  context_->shard_stream->WaitFor(
+      ComputeStream(context_->device).Record());
+}
+
+void Runner::PreForward(Unit& unit, const std::vector<Variable*>& inputs) {
+  const bool recompute = Engine::InBackward();
+  // A forward that failed left its depth behind.
+  if (!recompute && is_root(unit) && depth_ > 0) Abandon();
+  if (!recompute && depth_ == 0) BeginIteration();
+  if (!recompute) ++depth_;
+  ++runs_[unit.index()].active_forwards;
+  EnsureUnsharded(unit);
+  if (!recompute) PrefetchInForward(unit);
+  CastInputs(unit, inputs);
+  MarkBoundaries(unit, inputs);
+}
+
+void Runner::CastInputs(const Unit& unit,
+                        const std::vector<Variable*>& inputs) {
+  const auto& dtype = context_->options.mixed_precision.param_dtype;
+  if (!dtype.has_value()) return;
+  if (!is_root(unit) && !context_->mode.cast_forward_inputs) return;
+  for (Variable* input : inputs) {
+    if (IsFloatingVariable(*input) && input->dtype() != *dtype) {
+      *input = functions::Cast(*input, *dtype);
+    }
+  }
+}
+
+// [Note: frozen parameters]
+// A frozen parameter has no gradient whose arrival would say that backward is
+// done with it. A node on the unit's inputs says it: it runs after every node of
+// the unit's forward. It counts as one more contribution to wait for.
+void Runner::MarkBoundaries(Unit& unit, const std::vector<Variable*>& inputs) {
+  if (!GradEnabled() || unit.groups().empty() || !unit.has_frozen()) return;
+  for (Variable* input : inputs) {
+    if (!input->requires_grad()) continue;
+    const Variable before = *input;
+    *input = Record(before.data(), {before},
+                    [] { return std::make_shared<BoundaryNode>(); });
+    input->impl()->grad_fn->nested_leaves().push_back(
+        runs_[unit.index()].boundary);
+  }
+}
+
+void Runner::PostForward(Unit& unit, const std::vector<Variable*>& outputs) {
+  const auto& dtype = context_->options.mixed_precision.output_dtype;
+  for (Variable* output : outputs) {
+    if (dtype.has_value() && IsFloatingVariable(*output) &&
+        output->dtype() != *dtype) {
+      *output = functions::Cast(*output, *dtype);
+    }
+    if (output->impl()->grad_fn != nullptr) {
+      output->impl()->grad_fn->AddPreHook([this, &unit] { PreBackward(unit); });
+    }
+  }
+  --runs_[unit.index()].active_forwards;
+  if (Engine::InBackward()) return;  // Recomputation: backward needs it now.
+  --depth_;
+  if (GradEnabled()) post_forward_order_.push_back(unit.index());
+  if (runs_[unit.index()].active_forwards == 0) ReshardAfterForward(unit);
+}
+
+void Runner::ReshardAfterForward(Unit& unit) {
+  if (unit.state() != UnitState::kUnsharded) return;
+  const bool training = GradEnabled();
+  if (training && !Reshards(unit)) return;
+  if (training && context_->post_forward != nullptr) {
+    Log(StepKind::kReshard, unit);
+    releases_.push_back(unit.ReshardPostForward());
+    return;
+  }
+  Reshard(unit);
+}
+
+void Runner::EnsureUnsharded(Unit& unit) {
+  if (unit.state() == UnitState::kUnsharded) return;
+  if (unit.state() == UnitState::kSharded) Gather(unit, /*prefetch=*/false);
+  if (!unit.always_whole()) Log(StepKind::kWait, unit);
+  unit.FinishGather();
+}
+
+void Runner::Gather(Unit& unit, bool prefetch) {
+  if (context_->options.limit_all_gathers && Reshards(unit)) {
+    WaitForReleases(CountGatheredAhead());
+  }
+  if (!unit.always_whole()) Log(StepKind::kGather, unit, prefetch);
+  unit.Gather();
+}
+
+void Runner::Reshard(Unit& unit) {
+  if (!unit.always_whole()) Log(StepKind::kReshard, unit);
+  const Event free = unit.Reshard();
+  if (context_->options.limit_all_gathers && Reshards(unit)) {
+    releases_.push_back(free);
+  }
+}
+
+// Units that are gathered though nothing of theirs runs now.
+int64_t Runner::CountGatheredAhead() const {
+  int64_t n = 0;
+  for (const auto& unit : units_) {
+    const UnitRun& run = runs_[unit->index()];
+    if (unit->state() == UnitState::kSharded || !Reshards(*unit)) continue;
+    if (run.active_forwards == 0 && !run.in_backward) ++n;
+  }
+  return n;
+}
+
+// See [Note: the rate limiter]. Releases that have passed cost nothing.
+void Runner::WaitForReleases(int64_t num_gathered) {
+  while (!releases_.empty() && releases_.front().Done()) releases_.pop_front();
+  while (!releases_.empty() &&
+         num_gathered + static_cast<int64_t>(releases_.size()) > 1) {
+    context_->shard_stream->WaitFor(releases_.front());
+    releases_.pop_front();
+  }
+}
+
+void Runner::Prefetch(Unit& unit) {
+  if (unit.state() != UnitState::kSharded || unit.always_whole()) return;
+  if (context_->options.limit_all_gathers && Reshards(unit) &&
+      CountGatheredAhead() > 0) {
+    return;
+  }
+  Gather(unit, /*prefetch=*/true);
+}
+
+void Runner::PrefetchInForward(const Unit& unit) {
+  if (!context_->options.forward_prefetch) return;
+  const auto it = std::find(forward_order_.begin() + forward_at_,
+                            forward_order_.end(), unit.index());
+  if (it == forward_order_.end()) return;
+  forward_at_ = it - forward_order_.begin();
+  if (it + 1 != forward_order_.end()) Prefetch(*units_[*(it + 1)]);
+}
+
+// The unit before the current one in post-forward order.
+void Runner::PrefetchInBackward(const Unit& unit) {
+  int64_t at = backward_at_ < 0
+                   ? static_cast<int64_t>(post_forward_order_.size()) - 1
+                   : backward_at_;
+  while (at >= 0 && post_forward_order_[at] != unit.index()) --at;
+  if (at <= 0) return;
+  backward_at_ = at - 1;
+  Prefetch(*units_[post_forward_order_[at - 1]]);
+}
+
+void Runner::EnterBackward() {
+  if (backward_) return;
+  backward_ = true;
+  Engine::QueueCallback([this] { FinishBackward(); });
+}
+
+void Runner::PreBackward(Unit& unit) {
+  UnitRun& run = runs_[unit.index()];
+  if (run.in_backward && unit.state() == UnitState::kUnsharded) return;
+  EnterBackward();
+  run.in_backward = true;
+  EnsureUnsharded(unit);
+  if (context_->options.backward_prefetch == BackwardPrefetch::kPre) {
+    PrefetchInBackward(unit);
+  }
+}
+
+void Runner::Expect(Unit& unit, int64_t num_contributions) {
+  EnterBackward();
+  runs_[unit.index()].pending += num_contributions;
+}
+
+void Runner::Contributed(Unit& unit) {
+  UnitRun& run = runs_[unit.index()];
+  TESSERA_CHECK(run.pending > 0);
+  if (--run.pending == 0) PostBackward(unit);
+}
+
+void Runner::PostBackward(Unit& unit) {
+  runs_[unit.index()].in_backward = false;
+  // Kept parameters stay for the next forward of an accumulation.
+  const bool keeps = !sync_ && !context_->mode.reshard_after_forward;
+  if (!keeps && unit.state() != UnitState::kSharded) Reshard(unit);
+  if (context_->options.backward_prefetch == BackwardPrefetch::kPost) {
+    PrefetchInBackward(unit);
+  }
+  if (sync_ && unit.holds_gradient()) {
+    Log(StepKind::kReduce, unit);
+    unit.Reduce();
+  }
+}
+
+void Runner::FinishBackward() {
+  for (const auto& unit : units_) {
+    UnitRun& run = runs_[unit->index()];
+    TESSERA_CHECK(run.pending == 0);
+    run.in_backward = false;
+    // Gradients of earlier backwards that this one did not reach.
+    if (sync_ && unit->holds_gradient()) {
+      Log(StepKind::kReduce, *unit);
+      unit->Reduce();
+    }
+    const bool keeps = !sync_ && !Reshards(*unit);
+    if (!keeps && unit->state() != UnitState::kSharded) Reshard(*unit);
+  }
+  for (const auto& unit : units_) {
+    if (unit->reducing()) Log(StepKind::kFinish, *unit);
+    unit->FinishReduce();
+  }
+  if (sync_) ReduceReplicated();
+  post_forward_order_.clear();
+  backward_at_ = -1;
+  backward_ = false;
+}
+
+// Parameters kept out of sharding: the mean over ranks, of those that any rank
+// has a gradient of.
+void Runner::ReduceReplicated() {
+  Communicator& world = *context_->mesh->world();
+  std::vector<Tensor> grads;
+  std::vector<int64_t> present;
+  for (Variable& p : replicated_) {
+    if (!p.requires_grad()) continue;
+    present.push_back(p.grad().defined() ? 1 : 0);
+    grads.push_back(p.grad().defined()
+                        ? p.grad()
+                        : ops::Zeros(p.shape(), {AccumulateDType(p.dtype()),
+                                                 context_->device}));
+  }
+  if (grads.empty() || world.world_size() == 1) return;
+  std::vector<Tensor> flat;
+  for (const Tensor& grad : grads) flat.push_back(grad.Flatten());
+  const Tensor flags = Tensor::FromVector(
+      present, {static_cast<int64_t>(present.size())}, context_->device);
+  flat.push_back(flags);
+  Stream& stream = *context_->shard_stream;
+  Stream& compute = ComputeStream(context_->device);
+  stream.WaitFor(compute.Record());
+  OrThrow(world.AllReduce(flat, {ReduceOp::kSum, context_->divisor}, stream,
+                          "ignored parameters"));
+  compute.WaitFor(stream.Record());
+  stream.Synchronize();
+  const std::vector<int64_t> anywhere = flags.ToVector<int64_t>();
+  size_t at = 0;
+  for (Variable& p : replicated_) {
+    if (!p.requires_grad()) continue;
+    if (anywhere[at] > 0) p.set_grad(grads[at]);
+    ++at;
+  }
+}
+
+void Runner::Abandon() {
+  for (const auto& unit : units_) {
+    UnitRun& run = runs_[unit->index()];
+    run.pending = 0;
+    run.in_backward = false;
+    run.active_forwards = 0;
+    if (unit->state() != UnitState::kSharded) unit->Reshard();
+    unit->DropGradient();
+  }
+  releases_.clear();
+  post_forward_order_.clear();
+  depth_ = 0;
+  backward_ = false;
+}
+
+}  // namespace tessera

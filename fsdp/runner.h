@@ -1,0 +1,115 @@
+// When units gather, release and reduce.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "fsdp/schedule.h"
+#include "fsdp/unit.h"
+#include "runtime/autograd/node.h"
+#include "runtime/nn/module.h"
+
+namespace tessera {
+
+// [Note: the order of collectives]
+// All ranks issue the same collectives in the same order, because the order
+// follows from the order in which modules run, forward and backward, alone:
+// never from timing. Forward gathers a unit when its module starts. Backward
+// gathers it when the first of its outputs' gradients, or a node that uses its
+// parameters, comes; and, with prefetch, the unit that ran before it in forward:
+// issued before the current unit's gradients (pre), or after them (post). When
+// the engine's count of pending contributions to the unit's gradients reaches
+// zero, the unit is resharded and its reduction issued.
+//
+// [Note: the rate limiter]
+// At most two resharding units are gathered and not yet released, the current
+// one included; units that enclose the current one and units that keep their
+// parameters do not count. A prefetch that would be the third is not made. A
+// gather behind which the host has run ahead waits, on its stream, until enough
+// releases have passed; the host never blocks.
+//
+// Owns the hooks on the modules and the sinks of the parameters.
+class Runner {
+ public:
+  // `units`: children first, the root last; `modules[i]` are those of unit i.
+  // The gradients of `replicated`, whole on every rank, are averaged too.
+  Runner(std::vector<std::unique_ptr<Unit>> units,
+         std::vector<std::vector<Module*>> modules,
+         std::vector<Variable> replicated, ShardingContext* context);
+  ~Runner();
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
+
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  const Schedule& schedule() const { return schedule_; }
+  std::vector<std::string> unit_names() const;
+  // Between a forward and the end of its backward.
+  bool running() const { return depth_ > 0 || backward_; }
+
+  // Whether backward reduces gradients; if not they accumulate unsharded.
+  void set_sync(bool sync) { sync_ = sync; }
+  bool sync() const { return sync_; }
+  // Makes units sharded, whatever they are doing: after a failed step.
+  void Abandon();
+
+ private:
+  class Sink;
+  struct UnitRun {
+    std::vector<Module*> modules;
+    int active_forwards = 0;    // Forwards of its modules that are running.
+    int64_t pending = 0;        // Contributions to come in this backward.
+    bool in_backward = false;   // Between its first use and the last gradient.
+    std::shared_ptr<VariableImpl> boundary;  // See [Note: frozen parameters].
+  };
+
+  bool is_root(const Unit& unit) const {
+    return unit.index() + 1 == static_cast<int>(units_.size());
+  }
+  bool Reshards(const Unit& unit) const;
+  void AddHooks(Unit& unit);
+  void AddSinks(Unit& unit);
+  void Log(StepKind kind, const Unit& unit, bool prefetch = false);
+
+  void PreForward(Unit& unit, const std::vector<Variable*>& inputs);
+  void PostForward(Unit& unit, const std::vector<Variable*>& outputs);
+  void BeginIteration();
+  void CastInputs(const Unit& unit, const std::vector<Variable*>& inputs);
+  void MarkBoundaries(Unit& unit, const std::vector<Variable*>& inputs);
+  void ReshardAfterForward(Unit& unit);
+
+  void PreBackward(Unit& unit);
+  void Expect(Unit& unit, int64_t num_contributions);
+  void Contributed(Unit& unit);
+  void PostBackward(Unit& unit);
+  void EnterBackward();
+  void FinishBackward();
+  void ReduceReplicated();
+
+  void EnsureUnsharded(Unit& unit);
+  void Gather(Unit& unit, bool prefetch);
+  void Reshard(Unit& unit);
+  void Prefetch(Unit& unit);
+  void PrefetchInForward(const Unit& unit);
+  void PrefetchInBackward(const Unit& unit);
+  void WaitForReleases(int64_t num_gathered);
+  int64_t CountGatheredAhead() const;
+
+  ShardingContext* const context_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<UnitRun> runs_;
+  std::vector<Variable> replicated_;
+  std::vector<std::pair<Module*, int64_t>> hooks_;
+  Schedule schedule_;
+  std::vector<int> forward_order_;  // Of the first iteration.
+  size_t forward_at_ = 0;
+  std::vector<int> post_forward_order_;
+  int64_t backward_at_ = -1;  // In post_forward_order_.
+  std::deque<Event> releases_;
+  int depth_ = 0;  // Of forwards inside forwards.
+  bool backward_ = false;
+  bool sync_ = true;
+};
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+// Buffers that units take turns in.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/communicator.h"
+#include "runtime/device/stream.h"
+#include "runtime/tensor/storage.h"
+
+namespace tessera {
+
+// Memory that is lent to one unit at a time. Whoever takes it next first makes
+// its stream wait for `free`.
+struct Slot {
+  int64_t num_bytes = 0;
+  int key = 0;
+  std::shared_ptr<Storage> memory;
+  Event free;
+};
+
+// Units of one size (and key) share slots of that size. A slot is made when
+// none is free, and then kept: from the second step on nothing is allocated.
+// Making one is a collective call, so all ranks take and give back slots in the
+// same order; since they run the same schedule, they do, and where slots are
+// common memory, the same unit is in the same slot on every rank.
+class SlotPool {
+ public:
+  struct Options {
+    // Null: memory of this rank alone.
+    Communicator* communicator = nullptr;
+    CommBufferKind kind = CommBufferKind::kCommon;
+    MemoryCategory category = MemoryCategory::kUnsharded;
+    Device device;
+    // Idle before a slot is made: collectives in flight use the same ranks.
+    Stream* stream = nullptr;
+  };
+  explicit SlotPool(const Options& options) : options_(options) {}
+  SlotPool(const SlotPool&) = delete;
+  SlotPool& operator=(const SlotPool&) = delete;
+
+  // The slot that has been free the longest. Throws when memory runs out.
+  Slot* Take(int64_t num_bytes, int key = 0);
+  // Free once `free` has passed.
+  void GiveBack(Slot* slot, Event free);
+  int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
+
+ private:
+  std::shared_ptr<Storage> Make(int64_t num_bytes);
+
+  const Options options_;
+  std::vector<std::unique_ptr<Slot>> slots_;
+  std::map<std::pair<int64_t, int>, std::deque<Slot*>> free_;
+};
+
+}  // namespace tessera
