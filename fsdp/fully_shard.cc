@@ -259,7 +259,8 @@ class FullyShardSetup {
       }
     }
     result_->runner_ = std::make_unique<Runner>(
-        std::move(units_), std::move(modules), std::move(ignored), context_);
+        module_, std::move(units_), std::move(modules), std::move(ignored),
+        context_);
   }
 
   Module& module_;

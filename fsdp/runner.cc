@@ -44,7 +44,7 @@ class Runner::Sink final : public GradientSink {
   const size_t parameter_;
 };
 
-Runner::Runner(std::vector<std::unique_ptr<Unit>> units,
+Runner::Runner(Module& root, std::vector<std::unique_ptr<Unit>> units,
                std::vector<std::vector<Module*>> modules,
                std::vector<Variable> replicated, ShardingContext* context)
     : context_(context),
@@ -56,6 +56,7 @@ Runner::Runner(std::vector<std::unique_ptr<Unit>> units,
     AddSinks(*units_[i]);
     AddHooks(*units_[i]);
   }
+  AddAgreedOrders(root);
 }
 
 Runner::~Runner() {
@@ -117,7 +118,11 @@ bool Runner::Reshards(const Unit& unit) const {
 
 void Runner::BeginIteration() {
   if (backward_ && !Engine::InBackward()) Abandon();
-  if (forward_order_.empty()) forward_order_ = schedule_.ForwardOrder();
+  if (forward_order_.empty()) {
+    forward_order_ = schedule_.ForwardOrder();
+    std::erase_if(forward_order_,
+                  [&](int u) { return runs_[u].agreed != nullptr; });
+  }
   forward_at_ = 0;
   schedule_.Begin();
   post_forward_order_.clear();
@@ -133,7 +138,11 @@ void Runner::PreForward(Unit& unit, const std::vector<Variable*>& inputs) {
   if (!recompute && is_root(unit) && depth_ > 0) Abandon();
   if (!recompute && depth_ == 0) BeginIteration();
   if (!recompute) ++depth_;
-  ++runs_[unit.index()].active_forwards;
+  UnitRun& run = runs_[unit.index()];
+  ++run.active_forwards;
+  if (run.agreed != nullptr && !recompute) {
+    run.agreed->ReachForward(unit.index());
+  }
   EnsureUnsharded(unit);
   if (!recompute) PrefetchInForward(unit);
   CastInputs(unit, inputs);
@@ -182,7 +191,10 @@ void Runner::PostForward(Unit& unit, const std::vector<Variable*>& outputs) {
   --runs_[unit.index()].active_forwards;
   if (Engine::InBackward()) return;  // Recomputation: backward needs it now.
   --depth_;
-  if (GradEnabled()) post_forward_order_.push_back(unit.index());
+  runs_[unit.index()].ended_at = ++clock_;
+  if (GradEnabled() && runs_[unit.index()].agreed == nullptr) {
+    post_forward_order_.push_back(unit.index());
+  }
   if (runs_[unit.index()].active_forwards == 0) ReshardAfterForward(unit);
 }
 
@@ -281,6 +293,8 @@ void Runner::PreBackward(Unit& unit) {
   UnitRun& run = runs_[unit.index()];
   if (run.in_backward && unit.state() == UnitState::kUnsharded) return;
   EnterBackward();
+  if (!run.in_backward) LeaveAgreedOrders(unit);
+  if (run.agreed != nullptr) run.agreed->ReachBackward(unit.index());
   run.in_backward = true;
   EnsureUnsharded(unit);
   if (context_->options.backward_prefetch == BackwardPrefetch::kPre) {
@@ -313,7 +327,70 @@ void Runner::PostBackward(Unit& unit) {
   }
 }
 
+void Runner::AddAgreedOrders(Module& root) {
+  for (const NamedModule& m : root.NamedModules()) {
+    if (!m.module->ranks_may_differ()) continue;
+    std::vector<int> inside;
+    for (const NamedModule& below : m.module->NamedModules()) {
+      for (const auto& unit : units_) {
+        UnitRun& run = runs_[unit->index()];
+        const bool is_unit = below.module != m.module &&
+                             std::count(run.modules.begin(), run.modules.end(),
+                                        below.module) > 0;
+        if (is_unit && run.agreed == nullptr) inside.push_back(unit->index());
+      }
+    }
+    agreed_.push_back(std::make_unique<AgreedOrder>(
+        m.module, inside, [this](int u) { JoinForward(*units_[u]); },
+        [this](int u) { JoinBackward(*units_[u]); }));
+    AgreedOrder* order = agreed_.back().get();
+    for (int u : inside) runs_[u].agreed = order;
+    const auto begin = [this, order](Module&, const std::vector<Variable*>&) {
+      if (!Engine::InBackward()) order->BeginForward(++clock_);
+    };
+    const auto end = [order](Module&, const std::vector<Variable*>&) {
+      if (!Engine::InBackward()) order->EndForward();
+    };
+    hooks_.emplace_back(m.module, m.module->AddPreForwardHook(begin));
+    hooks_.emplace_back(m.module, m.module->AddPostForwardHook(end));
+  }
+}
+
+void Runner::JoinForward(Unit& unit) {
+  EnsureUnsharded(unit);
+  if (!GradEnabled() || Reshards(unit)) {
+    ReshardAfterForward(unit);
+  } else {
+    Reshard(unit);
+  }
+}
+
+// Another rank runs the unit's backward: what it gathers and reduces.
+void Runner::JoinBackward(Unit& unit) {
+  if (runs_[unit.index()].in_backward || unit.reducing()) return;
+  EnterBackward();
+  if (Reshards(unit)) {
+    EnsureUnsharded(unit);
+    Reshard(unit);
+  }
+  if (sync_ && unit.trainable()) {
+    Log(StepKind::kReduce, unit);
+    unit.Reduce();
+  }
+}
+
+void Runner::LeaveAgreedOrders(const Unit& unit) {
+  const UnitRun& run = runs_[unit.index()];
+  for (auto it = agreed_.rbegin(); it != agreed_.rend(); ++it) {
+    if (run.agreed == it->get()) continue;
+    if ((*it)->PendingAfter(run.ended_at)) (*it)->EndBackward();
+  }
+}
+
 void Runner::FinishBackward() {
+  for (auto it = agreed_.rbegin(); it != agreed_.rend(); ++it) {
+    (*it)->EndBackward();
+  }
   for (const auto& unit : units_) {
     UnitRun& run = runs_[unit->index()];
     TESSERA_CHECK(run.pending == 0);
@@ -381,6 +458,7 @@ void Runner::Abandon() {
     if (unit->state() != UnitState::kSharded) unit->Reshard();
     unit->DropGradient();
   }
+  for (auto& order : agreed_) order->Forget();
   releases_.clear();
   post_forward_order_.clear();
   depth_ = 0;

@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "fsdp/agreed_order.h"
 #include "fsdp/schedule.h"
 #include "fsdp/unit.h"
 #include "runtime/autograd/node.h"
@@ -35,7 +36,8 @@ class Runner {
  public:
   // `units`: children first, the root last; `modules[i]` are those of unit i.
   // The gradients of `replicated`, whole on every rank, are averaged too.
-  Runner(std::vector<std::unique_ptr<Unit>> units,
+  // Modules of `root` that are marked ranks_may_differ get an AgreedOrder.
+  Runner(Module& root, std::vector<std::unique_ptr<Unit>> units,
          std::vector<std::vector<Module*>> modules,
          std::vector<Variable> replicated, ShardingContext* context);
   ~Runner();
@@ -62,6 +64,8 @@ class Runner {
     int64_t pending = 0;        // Contributions to come in this backward.
     bool in_backward = false;   // Between its first use and the last gradient.
     std::shared_ptr<VariableImpl> boundary;  // See [Note: frozen parameters].
+    AgreedOrder* agreed = nullptr;  // Of the module around it, if any.
+    int64_t ended_at = 0;           // Its last forward, in forwards.
   };
 
   bool is_root(const Unit& unit) const {
@@ -70,6 +74,10 @@ class Runner {
   bool Reshards(const Unit& unit) const;
   void AddHooks(Unit& unit);
   void AddSinks(Unit& unit);
+  void AddAgreedOrders(Module& root);
+  void JoinForward(Unit& unit);
+  void JoinBackward(Unit& unit);
+  void LeaveAgreedOrders(const Unit& unit);
   void Log(StepKind kind, const Unit& unit, bool prefetch = false);
 
   void PreForward(Unit& unit, const std::vector<Variable*>& inputs);
@@ -101,6 +109,8 @@ class Runner {
   std::vector<UnitRun> runs_;
   std::vector<Variable> replicated_;
   std::vector<std::pair<Module*, int64_t>> hooks_;
+  std::vector<std::unique_ptr<AgreedOrder>> agreed_;
+  int64_t clock_ = 0;  // Counts forwards of units.
   Schedule schedule_;
   std::vector<int> forward_order_;  // Of the first iteration.
   size_t forward_at_ = 0;

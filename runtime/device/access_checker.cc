@@ -34,9 +34,10 @@ class State {
     return std::exchange(reports_, {});
   }
 
-  int NewClock(const std::string& name) {
+  int NewClock(const std::string& name, Device device) {
     std::lock_guard lock(mutex_);
     names_.push_back(name);
+    devices_.push_back(device);
     clocks_.emplace_back();
     return static_cast<int>(names_.size()) - 1;
   }
@@ -131,6 +132,8 @@ class State {
                const char* theirs) {
     for (const Access& access : earlier) {
       if (access.clock == clock) continue;
+      // What orders ranks is inside their collectives.
+      if (devices_[access.clock] != devices_[clock]) continue;
       if (At(clocks_[clock], access.clock) >= access.time) continue;
       reports_.push_back(absl::StrCat(
           operation, " (", mine, ") on stream \"", names_[clock],
@@ -141,6 +144,7 @@ class State {
 
   std::mutex mutex_;
   std::vector<std::string> names_;
+  std::vector<Device> devices_;
   std::vector<VectorClock> clocks_;
   std::map<uintptr_t, Span> spans_;
   std::vector<std::string> reports_;
@@ -163,8 +167,8 @@ bool AccessChecker::enabled() { return checker_enabled; }
 std::vector<std::string> AccessChecker::TakeReports() {
   return TheState().TakeReports();
 }
-int AccessChecker::NewClock(const std::string& name) {
-  return TheState().NewClock(name);
+int AccessChecker::NewClock(const std::string& name, Device device) {
+  return TheState().NewClock(name, device);
 }
 void AccessChecker::OnWork(int clock, const char* operation,
                            const AccessList& access) {

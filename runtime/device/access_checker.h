@@ -30,7 +30,7 @@ class AccessChecker {
   static std::vector<std::string> TakeReports();
 
   // For Stream. Clock ids are dense. An inline stream is its caller.
-  static int NewClock(const std::string& name);
+  static int NewClock(const std::string& name, Device device);
   static void OnWork(int clock, const char* operation,
                      const AccessList& access);
   static VectorClock OnRecord(int clock);

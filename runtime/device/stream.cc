@@ -69,7 +69,7 @@ Stream::Stream(Device device, std::string name, StreamMode mode)
     : device_(device),
       name_(std::move(name)),
       mode_(mode),
-      clock_id_(AccessChecker::NewClock(name_)) {
+      clock_id_(AccessChecker::NewClock(name_, device_)) {
   if (mode_ == StreamMode::kQueued) {
     worker_ = std::thread([this] { RunWorker(); });
   }

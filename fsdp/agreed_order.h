@@ -1,0 +1,71 @@
+// Units that some ranks run and others do not, and the order they agree on.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "runtime/nn/module.h"
+
+namespace tessera {
+
+// [Note: units that some ranks do not run]
+// All ranks issue the same collectives in the same order. Where ranks run
+// different children of a module (experts, an optional branch), the module is
+// marked `ranks_may_differ`, and inside it the order is that of registration:
+//
+// - Forward. A unit that is reached while units registered before it have not
+//   run first joins their gathers (and releases them at once); at the module's
+//   end the rest are joined. A unit out of that order, or a second time, is an
+//   error.
+// - Backward. The same in the opposite order: before a unit's gather, every
+//   unit registered after it that had no backward here is joined: its gather, and
+//   its reduction with zeros and all parameters flagged absent. What is left is
+//   joined when backward leaves the module: before the first unit that ended
+//   its forward before the module began, or at the end of backward.
+//
+// Prefetching passes these units by. A parameter that is absent on all ranks is
+// not touched; one that any rank used gets the mean over all ranks.
+class AgreedOrder {
+ public:
+  // `units`: those below `module`, by registration.
+  AgreedOrder(Module* module, std::vector<int> units,
+              std::function<void(int)> join_forward,
+              std::function<void(int)> join_backward)
+      : module_(module),
+        units_(std::move(units)),
+        join_forward_(std::move(join_forward)),
+        join_backward_(std::move(join_backward)) {}
+
+  Module* module() const { return module_; }
+  const std::vector<int>& units() const { return units_; }
+
+  void BeginForward(int64_t now);
+  // Throws for a unit out of order.
+  void ReachForward(int unit);
+  void EndForward();
+
+  void ReachBackward(int unit);
+  // Backward has left the module, or ends; joins what is left.
+  void EndBackward();
+  // Whether a backward still has to pass here, for work that ended at `time`.
+  bool PendingAfter(int64_t time) const {
+    return pending_backward_ && time < began_at_;
+  }
+  bool pending_backward() const { return pending_backward_; }
+  void Forget();
+
+ private:
+  int64_t PositionOf(int unit) const;
+
+  Module* const module_;
+  const std::vector<int> units_;
+  const std::function<void(int)> join_forward_;
+  const std::function<void(int)> join_backward_;
+  int64_t began_at_ = 0;
+  int64_t next_ = 0;       // Of forward.
+  int64_t left_ = 0;       // Units [0, left_) had no backward yet.
+  bool pending_backward_ = false;
+};
+
+}  // namespace tessera
