@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <limits>
 
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/attention.h"
 #include "kernels/cpu/attention_block.h"
+#include "kernels/cpu/exp-inl.h"
 #include "kernels/cpu/packed_product-inl.h"
 
 #if defined(TESSERA_KERNELS_CPU_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -24,12 +24,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <typename T>
 HWY_INLINE int64_t RoundUpToVector(int64_t n) {
   return (n + kVectorLanes<T> - 1) / kVectorLanes<T> * kVectorLanes<T>;
-}
-
-// Exp of Highway gives 0 for NaN; this one keeps it.
-template <class D, class V>
-HWY_INLINE V ExpOrNaN(D d, V x) {
-  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
 }
 
 // [rows, D] of one head of [B, rows, heads, D].

@@ -1,0 +1,104 @@
+// Rotary position embedding, a position at a time.
+#include "kernels/rope.h"
+
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/status.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/rope.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "kernels/cpu/float_io-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu::HWY_NAMESPACE {
+
+template <typename T>
+void TurnHead(const T* x, const float* cos, const float* sin, float sign,
+              int64_t half, T* y) {
+  const hn::ScalableTag<float> d;
+  const auto vsign = hn::Set(d, sign);
+  ForEachVector(d, half, [&](int64_t i, int64_t n) HWY_ATTR {
+    const auto c = LoadFirst(d, cos + i, n);
+    const auto s = hn::Mul(LoadFirst(d, sin + i, n), vsign);
+    const auto first = LoadFirst(d, x + i, n);
+    const auto second = LoadFirst(d, x + half + i, n);
+    StoreFirst(hn::MulSub(first, c, hn::Mul(second, s)), d, y + i, n);
+    StoreFirst(hn::MulAdd(second, c, hn::Mul(first, s)), d, y + half + i, n);
+  });
+}
+
+void TurnHead(const double* x, const float* cos, const float* sin, float sign,
+              int64_t half, double* y) {
+  for (int64_t i = 0; i < half; ++i) {
+    const double c = cos[i];
+    const double s = static_cast<double>(sin[i]) * sign;
+    const double first = x[i];
+    const double second = x[half + i];
+    y[i] = first * c - second * s;
+    y[half + i] = second * c + first * s;
+  }
+}
+
+// All heads of one position of the sequence, `row` of the tables.
+void TurnPosition(const RopeArgs& args, int64_t batch, int64_t t, int64_t row) {
+  const int64_t half = args.cos.sizes[1];
+  const float* cos = args.cos.as<float>() + row * half;
+  const float* sin = args.sin.as<float>() + row * half;
+  const float sign = args.inverse ? -1.0f : 1.0f;
+  VisitFloating(args.x.dtype, [&]<typename T>() HWY_ATTR {
+    const T* x =
+        args.x.as<T>() + batch * args.x.strides[0] + t * args.x.strides[1];
+    T* y = args.y.as<T>() + batch * args.y.strides[0] + t * args.y.strides[1];
+    for (int64_t h = 0; h < args.x.sizes[2]; ++h) {
+      TurnHead(x + h * args.x.strides[2], cos, sin, sign, half,
+               y + h * args.y.strides[2]);
+    }
+  });
+}
+
+}  // namespace tessera::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::cpu {
+HWY_EXPORT(TurnPosition);
+
+namespace {
+
+int64_t RowOf(const RopeArgs& args, int64_t t) {
+  return args.positions.defined() ? args.positions.as<int64_t>()[t]
+                                  : args.offset + t;
+}
+
+absl::Status CheckPositions(const RopeArgs& args) {
+  for (int64_t t = 0; t < args.x.sizes[1]; ++t) {
+    const int64_t row = RowOf(args, t);
+    if (row < 0 || row >= args.cos.sizes[0]) {
+      return absl::OutOfRangeError(absl::StrCat(
+          "Rope: position ", row, " at index ", t, " is not among the ",
+          args.cos.sizes[0], " of the tables; make them longer"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Rope(const RopeArgs& args, const Launch& launch) {
+  if (args.x.num_elements() == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckPositions(args));
+  const int64_t length = args.x.sizes[1];
+  const int64_t num_positions = args.x.sizes[0] * length;
+#pragma omp parallel for num_threads(launch.num_threads) schedule(static)
+  for (int64_t i = 0; i < num_positions; ++i) {
+    HWY_DYNAMIC_DISPATCH(TurnPosition)
+    (args, i / length, i % length, RowOf(args, i % length));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::cpu
+#endif  // HWY_ONCE
