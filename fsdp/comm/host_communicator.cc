@@ -82,13 +82,23 @@ absl::Status HostCommunicator::abort_status() const {
 }
 
 void HostCommunicator::Abort(const absl::Status& status) {
+  Stop(status, Annotate(status, absl::StrCat(group_.RankName(group_.rank),
+                                             " ended the run")));
+}
+
+void HostCommunicator::StopWithoutTelling(const absl::Status& status) {
   TESSERA_CHECK(!status.ok());
   {
     std::lock_guard lock(mutex_);
     if (abort_status_.ok()) abort_status_ = status;
   }
   turn_changed_.notify_all();
-  AbortWaits(status);
+}
+
+void HostCommunicator::Stop(const absl::Status& status,
+                            const absl::Status& tell_others) {
+  StopWithoutTelling(status);
+  AbortWaits(tell_others);
 }
 
 absl::Status HostCommunicator::WaitForTurn(uint64_t sequence) {

@@ -123,6 +123,10 @@ class HostCommunicator : public Communicator,
   virtual absl::Status RunAllocateBuffer(
       const CollectiveHeader& header, const BufferRequest& request,
       absl::StatusOr<CommBuffer>& buffer) = 0;
+  // Ends all waits: this rank's with `status`, the others' with `tell_others`.
+  void Stop(const absl::Status& status, const absl::Status& tell_others);
+  // Ends the waits for a turn only; the subclass ends its own.
+  void StopWithoutTelling(const absl::Status& status);
   // Ends what this rank waits for, and tells the other ranks. Any thread.
   virtual void AbortWaits(const absl::Status& status) = 0;
 

@@ -11,14 +11,8 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kStagingAlignment = 64;
 // All-reduces up to this size are summed by every rank, in one barrier.
 constexpr int64_t kSmallReduceBytes = 32 << 10;
-
-int64_t RoundUp(int64_t value) {
-  return (value + kStagingAlignment - 1) / kStagingAlignment *
-         kStagingAlignment;
-}
 
 void Copy(void* to, const void* from, int64_t num_bytes) {
   if (to != from && num_bytes > 0) std::memcpy(to, from, num_bytes);
@@ -26,17 +20,6 @@ void Copy(void* to, const void* from, int64_t num_bytes) {
 
 char* Bytes(void* data) { return static_cast<char*>(data); }
 const char* Bytes(const void* data) { return static_cast<const char*>(data); }
-
-// The elements of a tensor that `rank` sums in an all-reduce.
-struct Slice {
-  int64_t begin;
-  int64_t length;
-};
-Slice SliceOfRank(int64_t num_elements, int rank, int world_size) {
-  const int64_t chunk = RoundUp((num_elements + world_size - 1) / world_size);
-  const int64_t begin = std::min(num_elements, chunk * rank);
-  return {begin, std::min(chunk, num_elements - begin)};
-}
 
 }  // namespace
 
@@ -125,7 +108,7 @@ LocalCommunicator::Route LocalCommunicator::RouteOf(
   bool all_same = true;
   for (int r = 0; r < world_size(); ++r) {
     const PartRef& ref = control_->posted(r, header.sequence).refs[index];
-    if (ref.segment < 0) return Route::kStaged;
+    if (ref.segment < 0 || ref.segment != first.segment) return Route::kStaged;
     any_common |= ref.common != 0;
     all_same &= ref == first;
   }
@@ -141,24 +124,7 @@ const char* LocalCommunicator::ImportPart(const CollectiveHeader& header,
 
 std::vector<LocalCommunicator::Round> LocalCommunicator::PlanRounds(
     std::span<const int64_t> part_bytes, int copies) const {
-  const int64_t capacity = peers_->staging_bytes() / 2;
-  std::vector<Round> rounds;
-  int64_t used = capacity;
-  for (int part = 0; part < static_cast<int>(part_bytes.size()); ++part) {
-    for (int64_t begin = 0; begin < part_bytes[part];) {
-      if (used + copies * kStagingAlignment > capacity) {
-        rounds.emplace_back();
-        used = 0;
-      }
-      const int64_t room =
-          (capacity - used) / copies / kStagingAlignment * kStagingAlignment;
-      const int64_t length = std::min(room, part_bytes[part] - begin);
-      rounds.back().push_back({part, begin, length, used});
-      used += copies * RoundUp(length);
-      begin += length;
-    }
-  }
-  return rounds;
+  return PlanStaging(part_bytes, copies, peers_->staging_bytes() / 2);
 }
 
 char* LocalCommunicator::StagingHalf(int rank) const {
@@ -217,12 +183,12 @@ absl::Status LocalCommunicator::GatherStaged(
     std::span<const int64_t> part_bytes) {
   for (const Round& round : PlanRounds(part_bytes, 1)) {
     char* mine = StagingHalf(rank());
-    for (const Piece& piece : round) {
+    for (const StagingPiece& piece : round) {
       Copy(mine + piece.staging_offset,
            Bytes(parts[piece.part].shard) + piece.begin, piece.length);
     }
     RETURN_IF_ERROR(control_->Barrier(operation));
-    for (const Piece& piece : round) {
+    for (const StagingPiece& piece : round) {
       const GatherMemory& part = parts[piece.part];
       for (int r = 0; r < world_size(); ++r) {
         Copy(Bytes(part.whole) + part.part_bytes * r + piece.begin,
@@ -293,19 +259,19 @@ absl::Status LocalCommunicator::ReduceStaged(
   std::vector<const void*> inputs(world_size());
   for (const Round& round : PlanRounds(part_bytes, world_size())) {
     char* mine = StagingHalf(rank());
-    for (const Piece& piece : round) {
+    for (const StagingPiece& piece : round) {
       const char* whole = Bytes(parts[piece.part].whole) + piece.begin;
       for (int r = 0; r < world_size(); ++r) {
-        Copy(mine + piece.staging_offset + r * RoundUp(piece.length),
+        Copy(mine + piece.staging_offset + r * RoundUpStaging(piece.length),
              whole + r * part_bytes[piece.part], piece.length);
       }
     }
     RETURN_IF_ERROR(control_->Barrier(operation));
-    for (const Piece& piece : round) {
+    for (const StagingPiece& piece : round) {
       const ReduceMemory& part = parts[piece.part];
       for (int r = 0; r < world_size(); ++r) {
         inputs[r] = StagingHalf(r) + piece.staging_offset +
-                    rank() * RoundUp(piece.length);
+                    rank() * RoundUpStaging(piece.length);
       }
       const int64_t element_bytes = ElementBytes(part.dtype);
       ReducePiece(part, reduction, inputs, piece.begin / element_bytes,
@@ -318,7 +284,7 @@ absl::Status LocalCommunicator::ReduceStaged(
 
 void LocalCommunicator::CopyToStaging(std::span<const TensorMemory> tensors,
                                       const Round& round) {
-  for (const Piece& piece : round) {
+  for (const StagingPiece& piece : round) {
     Copy(StagingHalf(rank()) + piece.staging_offset,
          Bytes(tensors[piece.part].data) + piece.begin, piece.length);
   }
@@ -328,7 +294,7 @@ void LocalCommunicator::ReduceFromStaging(std::span<const TensorMemory> tensors,
                                           const Round& round,
                                           const Reduction& reduction) {
   std::vector<const void*> inputs(world_size());
-  for (const Piece& piece : round) {
+  for (const StagingPiece& piece : round) {
     for (int r = 0; r < world_size(); ++r) {
       inputs[r] = StagingHalf(r) + piece.staging_offset;
     }
@@ -402,7 +368,8 @@ absl::Status LocalCommunicator::AllReduceDirect(
     if (part_bytes[i] < 0) continue;
     const TensorMemory& tensor = tensors[i];
     const int64_t element_bytes = ElementBytes(tensor.dtype);
-    const Slice slice = SliceOfRank(tensor.num_elements, rank(), world_size());
+    const ElementSlice slice =
+        SliceOfRank(tensor.num_elements, rank(), world_size());
     for (int r = 0; r < world_size(); ++r) {
       inputs[r] = ImportPart(header, r, i) + slice.begin * element_bytes;
     }
@@ -419,7 +386,8 @@ absl::Status LocalCommunicator::AllReduceDirect(
     const int64_t element_bytes = ElementBytes(tensors[i].dtype);
     for (int r = 0; r < world_size(); ++r) {
       if (r == rank()) continue;
-      const Slice slice = SliceOfRank(tensors[i].num_elements, r, world_size());
+      const ElementSlice slice =
+          SliceOfRank(tensors[i].num_elements, r, world_size());
       const int64_t begin = slice.begin * element_bytes;
       Copy(Bytes(tensors[i].data) + begin, ImportPart(header, r, i) + begin,
            slice.length * element_bytes);
@@ -465,7 +433,7 @@ absl::Status LocalCommunicator::RunBroadcast(
   for (const Round& round : PlanRounds(staged, 1)) {
     if (rank() == root) CopyToStaging(tensors, round);
     RETURN_IF_ERROR(control_->Barrier(Describe(header)));
-    for (const Piece& piece : round) {
+    for (const StagingPiece& piece : round) {
       if (rank() == root) break;
       Copy(Bytes(tensors[piece.part].data) + piece.begin,
            StagingHalf(root) + piece.staging_offset, piece.length);

@@ -10,6 +10,7 @@
 
 #include "fsdp/comm/host_communicator.h"
 #include "fsdp/comm/shared_control.h"
+#include "fsdp/comm/staging_plan.h"
 
 namespace tessera {
 
@@ -74,17 +75,7 @@ class LocalCommunicator : public HostCommunicator {
   void AbortWaits(const absl::Status& status) override;
 
  private:
-  // A piece of a part that fits a round; offsets in bytes.
-  struct Piece {
-    int part;
-    int64_t begin;
-    int64_t length;
-    int64_t staging_offset;
-  };
-  using Round = std::vector<Piece>;
-
-  // Cuts `part_bytes` (-1: not staged) into rounds in which each piece takes
-  // `copies` times its length.
+  using Round = StagingRound;
   std::vector<Round> PlanRounds(std::span<const int64_t> part_bytes,
                                 int copies) const;
   char* StagingHalf(int rank) const;

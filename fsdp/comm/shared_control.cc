@@ -41,7 +41,6 @@ struct SharedControl::Block {
   alignas(64) std::atomic<uint32_t> word;  // What waiting ranks sleep on.
   alignas(64) std::atomic<uint32_t> num_arrived;
   alignas(64) std::atomic<uint32_t> abort_claimed;
-  int32_t abort_rank;
   int32_t abort_code;
   char abort_text[1500];
 };
@@ -82,10 +81,8 @@ std::vector<int> SharedControl::MissingRanks() const {
 }
 
 absl::Status SharedControl::AbortStatus() const {
-  const auto code = static_cast<absl::StatusCode>(block_->abort_code);
-  return absl::Status(
-      code, absl::StrCat(group_.RankName(block_->abort_rank),
-                         " ended the run: ", std::string(block_->abort_text)));
+  return absl::Status(static_cast<absl::StatusCode>(block_->abort_code),
+                      std::string(block_->abort_text));
 }
 
 absl::Status SharedControl::CheckMissing(const std::string& operation) const {
@@ -157,7 +154,6 @@ void SharedControl::Abort(const absl::Status& status) {
   if (block_->abort_claimed.exchange(1, std::memory_order_acq_rel) == 0) {
     const std::string text(status.message());
     const size_t length = std::min(text.size(), sizeof(block_->abort_text) - 1);
-    block_->abort_rank = group_.rank;
     block_->abort_code = static_cast<int32_t>(status.code());
     std::memcpy(block_->abort_text, text.data(), length);
     block_->abort_text[length] = 0;

@@ -76,13 +76,15 @@ const char* RankKindName(RankKind kind) {
 }
 
 const std::vector<RankKind>& AllRankKinds() {
-  static const std::vector<RankKind> kinds = {RankKind::kThread};
+  static const std::vector<RankKind> kinds = {
+      RankKind::kThread, RankKind::kSharedMemory, RankKind::kGloo};
   return kinds;
 }
 
 void RunRanksAs(RankKind kind, int world_size, const RankFunction& function,
                 const RunRanksOptions& options) {
   if (kind == RankKind::kThread) return RunRanks(world_size, function, options);
+  RunRankProcesses(kind, world_size, function, options);
 }
 
 }  // namespace tessera

@@ -1,0 +1,21 @@
+// Ranks as processes of any hosts, which talk over TCP through gloo.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "fsdp/comm/communicator.h"
+#include "fsdp/comm/host_communicator.h"
+#include "fsdp/comm/store.h"
+
+namespace tessera {
+
+// Collective over the ranks of `group`, which meet at `store` under `id`, a
+// name of their own. Listens on the interface that TESSERA_GLOO_INTERFACE
+// names, or else on the one that leads to the store.
+absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
+    std::shared_ptr<Store> store, const CommunicatorGroup& group,
+    const std::string& id, const WaitOptions& wait);
+
+}  // namespace tessera

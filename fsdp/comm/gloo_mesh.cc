@@ -1,0 +1,256 @@
+#include "fsdp/comm/gloo_mesh.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <stdexcept>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gloo/rendezvous/context.h"
+#include "gloo/rendezvous/store.h"
+#include "gloo/transport/tcp/device.h"
+#include "kernels/status.h"
+#include "spdlog/spdlog.h"
+
+namespace tessera {
+namespace {
+
+// How long the reason of a broken connection is waited for.
+constexpr absl::Duration kNewsTime = absl::Seconds(1);
+// gloo's own time-outs close all connections; ours come first.
+constexpr absl::Duration kBeyondOurs = absl::Minutes(1);
+
+void Throw(const absl::Status& status) {
+  if (!status.ok()) throw std::runtime_error(std::string(status.message()));
+}
+
+// Our store as gloo's rendezvous wants it.
+class StoreForGloo final : public gloo::rendezvous::Store {
+ public:
+  StoreForGloo(tessera::Store& store, std::string prefix)
+      : store_(store), prefix_(std::move(prefix)) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    Throw(store_.Set(prefix_ + key, std::string(data.begin(), data.end())));
+  }
+  std::vector<char> get(const std::string& key) override {
+    const absl::StatusOr<std::string> value = store_.Get(prefix_ + key);
+    Throw(value.status());
+    return std::vector<char>(value->begin(), value->end());
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    wait(keys, absl::ToChronoMilliseconds(store_.options().timeout));
+  }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    std::vector<std::string> ours;
+    for (const std::string& key : keys) ours.push_back(prefix_ + key);
+    Throw(store_.Wait(ours, absl::FromChrono(timeout)));
+  }
+
+ private:
+  tessera::Store& store_;
+  const std::string prefix_;
+};
+
+std::shared_ptr<gloo::transport::Device> MakeDevice(const Store& store) {
+  gloo::transport::tcp::attr attributes;
+  const char* interface = std::getenv("TESSERA_GLOO_INTERFACE");
+  if (interface != nullptr && *interface != 0) {
+    attributes.iface = interface;
+  } else {
+    attributes.hostname = store.LocalAddress();
+  }
+  return gloo::transport::tcp::CreateDevice(attributes);
+}
+
+}  // namespace
+
+GlooMesh::GlooMesh(const CommunicatorGroup& group, const WaitOptions& wait)
+    : group_(group),
+      wait_(wait),
+      next_send_(group.size()),
+      next_receive_(group.size()) {}
+
+absl::StatusOr<std::unique_ptr<GlooMesh>> GlooMesh::Connect(
+    Store& store, const CommunicatorGroup& group, const std::string& id,
+    const WaitOptions& wait) {
+  std::unique_ptr<GlooMesh> mesh(new GlooMesh(group, wait));
+  if (group.size() == 1) return mesh;
+  const absl::Status status = Try([&] {
+    auto context =
+        std::make_shared<gloo::rendezvous::Context>(group.rank, group.size());
+    context->setTimeout(absl::ToChronoMilliseconds(store.options().timeout));
+    StoreForGloo adapter(store, absl::StrCat("gloo/", id, "/"));
+    std::shared_ptr<gloo::transport::Device> device = MakeDevice(store);
+    context->connectFullMesh(adapter, device);
+    context->setTimeout(absl::ToChronoMilliseconds(wait.timeout + kBeyondOurs));
+    mesh->context_ = std::move(context);
+  });
+  if (!status.ok()) {
+    return absl::UnavailableError(absl::StrCat(
+        "gloo: ", group.RankName(group.rank), " could not connect to all of ",
+        group.size(), " ranks: ", std::string(status.message()),
+        "; TESSERA_GLOO_INTERFACE names the network interface to use"));
+  }
+  mesh->watcher_ = std::thread([raw = mesh.get()] { raw->Watch(); });
+  return mesh;
+}
+
+GlooMesh::~GlooMesh() {
+  if (watcher_.joinable()) {
+    {
+      std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_all();
+    watcher_.join();
+  }
+}
+
+absl::Status GlooMesh::StopStatus() {
+  std::lock_guard lock(mutex_);
+  return stop_status_;
+}
+
+void GlooMesh::WakeWaiter() {
+  for (const auto& buffer : send_buffers_) buffer->abortWaitSend();
+  for (const auto& buffer : receive_buffers_) buffer->abortWaitRecv();
+}
+
+void GlooMesh::Abort(const absl::Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    if (stop_status_.ok()) stop_status_ = status;
+    WakeWaiter();
+  }
+  changed_.notify_all();
+}
+
+absl::Status GlooMesh::Broken(int rank, const std::string& text) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, absl::ToChronoMilliseconds(kNewsTime),
+                    [&] { return !stop_status_.ok(); });
+  if (!stop_status_.ok()) return stop_status_;
+  return absl::UnavailableError(
+      absl::StrCat("the connection to ", group_.RankName(rank),
+                   " has ended; see that rank's own error (", text, ")"));
+}
+
+void GlooMesh::StartWait(const std::string& operation) {
+  {
+    std::lock_guard lock(mutex_);
+    operation_ = operation;
+    waited_rank_ = -1;
+    wait_start_ = absl::Now();
+    warned_ = false;
+  }
+  changed_.notify_all();
+}
+
+void GlooMesh::WaitFor(int rank) {
+  std::lock_guard lock(mutex_);
+  waited_rank_ = rank;
+}
+
+void GlooMesh::EndWait() {
+  std::lock_guard lock(mutex_);
+  operation_.clear();
+  send_buffers_.clear();
+  receive_buffers_.clear();
+}
+
+// Of the watcher: says when a wait is long, and ends it when it is too long.
+void GlooMesh::Watch() {
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    if (operation_.empty() || waited_rank_ < 0) {
+      changed_.wait_for(lock, std::chrono::milliseconds(200));
+      continue;
+    }
+    const absl::Time warn_at = wait_start_ + wait_.warn_after;
+    const absl::Time end_at = wait_start_ + wait_.timeout;
+    const absl::Time now = absl::Now();
+    if (now >= end_at && stop_status_.ok()) {
+      stop_status_ = absl::DeadlineExceededError(absl::StrCat(
+          operation_, ": waited ", absl::FormatDuration(wait_.timeout), " for ",
+          group_.RankName(waited_rank_),
+          "; it may run other collectives, hang, or need a longer time-out"));
+      WakeWaiter();
+    } else if (now >= warn_at && !warned_) {
+      warned_ = true;
+      spdlog::warn("{} on {}: has waited {} for {}", operation_,
+                   group_.RankName(group_.rank),
+                   absl::FormatDuration(
+                       absl::Trunc(now - wait_start_, absl::Seconds(1))),
+                   group_.RankName(waited_rank_));
+    }
+    const absl::Duration rest = (warned_ ? end_at : warn_at) - absl::Now();
+    const absl::Duration pause =
+        std::clamp(rest, absl::Milliseconds(1), absl::Milliseconds(200));
+    changed_.wait_for(lock, absl::ToChronoMilliseconds(pause));
+  }
+}
+
+absl::Status GlooMesh::WaitForAll(const std::string& operation,
+                                  std::span<const SendMessage> sends,
+                                  std::span<const ReceiveMessage> receives) {
+  StartWait(operation);
+  const std::chrono::milliseconds limit =
+      absl::ToChronoMilliseconds(wait_.timeout + kBeyondOurs);
+  int rank = group_.rank;
+  try {
+    for (size_t i = 0; i < receives.size(); ++i) {
+      WaitFor(rank = receives[i].rank);
+      RETURN_IF_ERROR(StopStatus());
+      if (!receive_buffers_[i]->waitRecv(nullptr, limit)) return StopStatus();
+    }
+    for (size_t i = 0; i < sends.size(); ++i) {
+      WaitFor(rank = sends[i].rank);
+      RETURN_IF_ERROR(StopStatus());
+      if (!send_buffers_[i]->waitSend(nullptr, limit)) return StopStatus();
+    }
+  } catch (const std::exception& error) {
+    return Broken(rank, error.what());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GlooMesh::Exchange(const std::string& operation,
+                                std::span<const SendMessage> sends,
+                                std::span<const ReceiveMessage> receives) {
+  RETURN_IF_ERROR(StopStatus());
+  if (context_ == nullptr) return absl::OkStatus();
+  std::vector<SendMessage> sent;
+  std::vector<ReceiveMessage> received;
+  int rank = group_.rank;
+  try {
+    std::lock_guard lock(mutex_);
+    for (const ReceiveMessage& message : receives) {
+      if (message.num_bytes == 0) continue;
+      rank = message.rank;
+      received.push_back(message);
+      receive_buffers_.push_back(
+          context_->createUnboundBuffer(message.data, message.num_bytes));
+      receive_buffers_.back()->recv(rank, next_receive_[rank]++);
+    }
+    for (const SendMessage& message : sends) {
+      if (message.num_bytes == 0) continue;
+      rank = message.rank;
+      sent.push_back(message);
+      send_buffers_.push_back(context_->createUnboundBuffer(
+          const_cast<void*>(message.data), message.num_bytes));
+      send_buffers_.back()->send(rank, next_send_[rank]++);
+    }
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    EndWait();
+    return Broken(rank, text);
+  }
+  const absl::Status status = WaitForAll(operation, sent, received);
+  EndWait();
+  return status;
+}
+
+}  // namespace tessera
