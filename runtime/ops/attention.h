@@ -1,0 +1,45 @@
+// Scaled dot-product attention.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "runtime/tensor/tensor.h"
+
+namespace tessera::ops {
+
+struct AttentionOptions {
+  // Query i of T stands at position p = i + S - T of S keys, so that queries
+  // may be the newest of a sequence whose keys are cached. It sees keys up to
+  // p; with a sliding window (not 0) only the last that many of them.
+  bool causal = true;
+  int64_t sliding_window = 0;
+  std::optional<double> scale = {};  // 1 / sqrt(D) unless given.
+};
+
+// `logsumexp` [B, H, T], float32 (float64 for float64), is for backward.
+struct AttentionResult {
+  Tensor out;
+  Tensor logsumexp;
+};
+
+// q [B, T, H, D], k and v [B, S, G, D], H a multiple of G; out [B, T, H, D] is
+// contiguous. Parts of a fused projection need no copy. A query that sees no
+// key gets 0. Throws when shapes or dtypes do not fit.
+AttentionResult Attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                          const AttentionOptions& options = {});
+
+struct AttentionGradients {
+  Tensor q;
+  Tensor k;
+  Tensor v;
+};
+
+// `forward` is what Attention gave for the same arguments.
+AttentionGradients AttentionBackward(const Tensor& q, const Tensor& k,
+                                     const Tensor& v,
+                                     const AttentionResult& forward,
+                                     const Tensor& grad_out,
+                                     const AttentionOptions& options);
+
+}  // namespace tessera::ops
