@@ -107,7 +107,7 @@ class FullyShardedModule {
   friend class FullyShardSetup;
   FullyShardedModule() = default;
   struct Place {
-    ParameterGroup* group = nullptr;  // Null for ignored parameters.
+    ShardedGroup* group = nullptr;  // Null for ignored parameters.
     int index = 0;
     const Unit* unit = nullptr;
   };

@@ -50,7 +50,7 @@ struct Extent {
   int64_t length = 0;
 };
 
-Extent ExtentOf(const ParameterGroup& group, int parameter, int rank) {
+Extent ExtentOf(const ShardedGroup& group, int parameter, int rank) {
   for (const ShardPiece& piece : group.layout().pieces[rank]) {
     if (piece.parameter == parameter) {
       return {piece.parameter_begin, piece.length};
@@ -79,7 +79,7 @@ void FullyShardedModule::ForEachFullTensor(
 Tensor FullyShardedModule::GatherTensor(const ShardedParameter& p,
                                         const Tensor& mine) {
   const Place place = Find(p.variable);
-  const ParameterGroup* group = place.group;
+  const ShardedGroup* group = place.group;
   const int index = place.index;
   const int world = context_->shard_size;
   int64_t longest = 0;

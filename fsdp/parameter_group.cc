@@ -95,7 +95,7 @@ GroupParameter DescribeParameter(const std::string& name,
   return p;
 }
 
-ParameterGroup::ParameterGroup(std::vector<GroupParameter> parameters,
+ShardedGroup::ShardedGroup(std::vector<GroupParameter> parameters,
                                const GroupOptions& options)
     : options_(options),
       parameters_(std::move(parameters)),
@@ -113,21 +113,21 @@ ParameterGroup::ParameterGroup(std::vector<GroupParameter> parameters,
   }
 }
 
-bool ParameterGroup::trainable() const {
+bool ShardedGroup::trainable() const {
   return std::any_of(
       parameters_.begin(), parameters_.end(),
       [](const GroupParameter& p) { return p.variable.requires_grad(); });
 }
 
-int64_t ParameterGroup::gathered_bytes() const { return gathered_->num_bytes(); }
-int64_t ParameterGroup::gradient_bytes() const { return gradient_->num_bytes(); }
+int64_t ShardedGroup::gathered_bytes() const { return gathered_->num_bytes(); }
+int64_t ShardedGroup::gradient_bytes() const { return gradient_->num_bytes(); }
 
-Tensor ParameterGroup::Unpermuted(const Tensor& stored,
+Tensor ShardedGroup::Unpermuted(const Tensor& stored,
                                   const GroupParameter& p) const {
   return stored.Permute(Inverse(p.order));
 }
 
-void ParameterGroup::AllocateShard() {
+void ShardedGroup::AllocateShard() {
   {
     MemoryCategoryGuard guard(MemoryCategory::kParameter);
     shard_ = Tensor::Empty({layout_.shard_length},
@@ -151,7 +151,7 @@ void ParameterGroup::AllocateShard() {
 }
 
 // Version 2: the rows that this rank keeps. Version 1: a vector.
-Tensor ParameterGroup::LocalView(const Tensor& shard, size_t index) const {
+Tensor ShardedGroup::LocalView(const Tensor& shard, size_t index) const {
   const GroupParameter& p = parameters_[index];
   const int64_t length = p.piece.has_value() ? p.piece->length : 0;
   const int64_t offset = p.piece.has_value() ? p.piece->shard_offset : 0;
@@ -167,7 +167,7 @@ Tensor ParameterGroup::LocalView(const Tensor& shard, size_t index) const {
   return Tensor::View(shard.storage(), offset, shape, shard.dtype());
 }
 
-void ParameterGroup::SetFromWhole(size_t index, const Tensor& whole) {
+void ShardedGroup::SetFromWhole(size_t index, const Tensor& whole) {
   const GroupParameter& p = parameters_[index];
   if (!p.piece.has_value()) return;
   const Tensor flat =
@@ -176,21 +176,21 @@ void ParameterGroup::SetFromWhole(size_t index, const Tensor& whole) {
             shard_.Narrow(0, p.piece->shard_offset, p.piece->length));
 }
 
-void ParameterGroup::ShowLocal() {
+void ShardedGroup::ShowLocal() {
   for (GroupParameter& p : parameters_) p.variable.set_data(p.local);
 }
-void ParameterGroup::ShowUnsharded() {
+void ShardedGroup::ShowUnsharded() {
   for (GroupParameter& p : parameters_) p.variable.set_data(p.unsharded);
 }
 
-Tensor ParameterGroup::WholeParameters() const {
+Tensor ShardedGroup::WholeParameters() const {
   return Vector(gathered_, 0, layout_.unsharded_length, compute_dtype());
 }
-Tensor ParameterGroup::WholeGradient() const {
+Tensor ShardedGroup::WholeGradient() const {
   return Vector(gradient_, 0, layout_.unsharded_length, grad_dtype());
 }
 
-void ParameterGroup::AppendGatherParts(const Tensor& source,
+void ShardedGroup::AppendGatherParts(const Tensor& source,
                                        const Tensor& whole,
                                        std::vector<GatherPart>& parts) const {
   for (const CollectivePart& part : layout_.parts) {
@@ -201,7 +201,7 @@ void ParameterGroup::AppendGatherParts(const Tensor& source,
   }
 }
 
-void ParameterGroup::AppendReduceParts(const Tensor& wire,
+void ShardedGroup::AppendReduceParts(const Tensor& wire,
                                        const Tensor& shard_grad,
                                        bool accumulate,
                                        std::vector<ReducePart>& parts) const {
@@ -238,7 +238,7 @@ Tensor Place(const Tensor& whole, const PackedCopy& copy, int world_size) {
 
 }  // namespace
 
-void ParameterGroup::CopyOutPacked(const Tensor& whole) const {
+void ShardedGroup::CopyOutPacked(const Tensor& whole) const {
   const CollectivePart* part = PackedPart(layout_);
   if (part == nullptr) return;
   for (const PackedCopy& copy : layout_.packed_copies) {
@@ -247,7 +247,7 @@ void ParameterGroup::CopyOutPacked(const Tensor& whole) const {
   }
 }
 
-void ParameterGroup::CopyInPacked() const {
+void ShardedGroup::CopyInPacked() const {
   const CollectivePart* part = PackedPart(layout_);
   if (part == nullptr) return;
   const Tensor whole = WholeGradient();
@@ -257,7 +257,7 @@ void ParameterGroup::CopyInPacked() const {
   }
 }
 
-void ParameterGroup::ZeroUnwritten() const {
+void ShardedGroup::ZeroUnwritten() const {
   const Tensor whole = WholeGradient();
   for (const auto& [begin, length] : gaps_) {
     ops::Fill(whole.Narrow(0, begin, length), 0.0);
@@ -267,7 +267,7 @@ void ParameterGroup::ZeroUnwritten() const {
   }
 }
 
-const Tensor& ParameterGroup::ShardGradient() {
+const Tensor& ShardedGroup::ShardGradient() {
   if (!shard_grad_.defined()) {
     MemoryCategoryGuard guard(MemoryCategory::kGradient);
     shard_grad_ = Tensor::Empty({layout_.shard_length},
@@ -277,7 +277,7 @@ const Tensor& ParameterGroup::ShardGradient() {
   return shard_grad_;
 }
 
-Tensor ParameterGroup::LocalGradient(size_t index) const {
+Tensor ShardedGroup::LocalGradient(size_t index) const {
   const GroupParameter& p = parameters_[index];
   if (!always_whole()) return LocalView(shard_grad_, index);
   return Unpermuted(
@@ -286,7 +286,7 @@ Tensor ParameterGroup::LocalGradient(size_t index) const {
       p);
 }
 
-bool ParameterGroup::PrepareAccumulation() {
+bool ShardedGroup::PrepareAccumulation() {
   const bool any = std::any_of(
       parameters_.begin(), parameters_.end(),
       [](const GroupParameter& p) { return p.variable.grad().defined(); });

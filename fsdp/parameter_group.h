@@ -39,12 +39,12 @@ struct GroupOptions {
 // Memory and arithmetic of one group; says nothing about when. The master
 // values are this rank's shard; the gathered buffer and the gradient buffer are
 // storages that a unit attaches to slots and releases.
-class ParameterGroup {
+class ShardedGroup {
  public:
-  ParameterGroup(std::vector<GroupParameter> parameters,
+  ShardedGroup(std::vector<GroupParameter> parameters,
                  const GroupOptions& options);
-  ParameterGroup(const ParameterGroup&) = delete;
-  ParameterGroup& operator=(const ParameterGroup&) = delete;
+  ShardedGroup(const ShardedGroup&) = delete;
+  ShardedGroup& operator=(const ShardedGroup&) = delete;
 
   std::vector<GroupParameter>& parameters() { return parameters_; }
   const std::vector<GroupParameter>& parameters() const { return parameters_; }

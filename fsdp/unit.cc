@@ -63,7 +63,7 @@ Unit::Unit(int index, std::string name, std::vector<GroupParameter> parameters,
     : index_(index), name_(std::move(name)), context_(context) {
   for (auto& members : SplitIntoGroups(std::move(parameters))) {
     const DType master = members[0].variable.dtype();
-    groups_.push_back(std::make_unique<ParameterGroup>(
+    groups_.push_back(std::make_unique<ShardedGroup>(
         std::move(members), OptionsOfGroup(*context_, name_, master)));
   }
   buffers_.resize(groups_.size());
@@ -95,14 +95,14 @@ int Unit::SlotKey() const {
 
 // The slot of the gathered buffer as one vector.
 Tensor Unit::SlotWhole(size_t g) const {
-  const ParameterGroup& group = *groups_[g];
+  const ShardedGroup& group = *groups_[g];
   return SlotVector(buffers_[g].gathered, group.layout().unsharded_length,
                     group.compute_dtype());
 }
 
 // The shard in the type of the gathered buffer, on the shard's stream.
 Tensor Unit::CastShard(size_t g) {
-  ParameterGroup& group = *groups_[g];
+  ShardedGroup& group = *groups_[g];
   if (group.compute_dtype() == group.master_dtype()) return group.shard();
   if (context_->shard_size == 1) {
     ops::Copy(group.shard(), SlotWhole(g));
@@ -126,7 +126,7 @@ void Unit::Gather() {
   }
   Stream& stream = *context_->shard_stream;
   for (size_t g = 0; g < groups_.size(); ++g) {
-    ParameterGroup& group = *groups_[g];
+    ShardedGroup& group = *groups_[g];
     if (group.always_whole()) continue;
     Slot*& slot = buffers_[g].gathered;
     slot = context_->gathered->Take(group.gathered_bytes(), SlotKey());
@@ -185,7 +185,7 @@ Event Unit::Reshard() {
 // Of each collective part, the W / r pieces that this rank keeps, one after the
 // other.
 std::vector<Tensor> Unit::KeptParts(size_t g) const {
-  const ParameterGroup& group = *groups_[g];
+  const ShardedGroup& group = *groups_[g];
   const int64_t pieces =
       context_->shard_size / context_->post_forward->world_size();
   std::vector<Tensor> result;
@@ -204,7 +204,7 @@ Event Unit::ReshardPostForward() {
   const int r = context_->post_forward->world_size();
   const int64_t pieces = context_->shard_size / r;
   for (size_t g = 0; g < groups_.size(); ++g) {
-    const ParameterGroup& group = *groups_[g];
+    const ShardedGroup& group = *groups_[g];
     buffers_[g].kept = context_->local->Take(
         group.layout().shard_length * pieces *
             ElementBytes(group.compute_dtype()),
@@ -254,7 +254,7 @@ void Unit::GatherFromKept() {
 }
 
 void Unit::EnsureGradientBuffer(size_t g) {
-  ParameterGroup& group = *groups_[g];
+  ShardedGroup& group = *groups_[g];
   if (!group.gradient()->released()) return;
   Slot*& slot = buffers_[g].gradient;
   slot = context_->gradients->Take(group.gradient_bytes());
@@ -277,7 +277,7 @@ bool Unit::holds_gradient() const {
 
 // The whole gradient in the type of the reduction, on the compute stream.
 Tensor Unit::PrepareWire(size_t g) {
-  ParameterGroup& group = *groups_[g];
+  ShardedGroup& group = *groups_[g];
   EnsureGradientBuffer(g);
   group.ZeroUnwritten();
   if (context_->shard != nullptr) group.CopyInPacked();
@@ -300,7 +300,7 @@ Tensor Unit::PrepareWire(size_t g) {
 // Where the reduction over the shard group ends: the gradient itself, or,
 // where replicas follow, a buffer.
 Tensor Unit::ReductionTarget(size_t g, bool* accumulate) {
-  ParameterGroup& group = *groups_[g];
+  ShardedGroup& group = *groups_[g];
   if (context_->replicate == nullptr) {
     const Tensor target = group.ShardGradient();
     *accumulate = group.PrepareAccumulation();

@@ -55,8 +55,8 @@ class Unit {
   int index() const { return index_; }
   const std::string& name() const { return name_; }
   UnitState state() const { return state_; }
-  std::vector<std::unique_ptr<ParameterGroup>>& groups() { return groups_; }
-  const std::vector<std::unique_ptr<ParameterGroup>>& groups() const {
+  std::vector<std::unique_ptr<ShardedGroup>>& groups() { return groups_; }
+  const std::vector<std::unique_ptr<ShardedGroup>>& groups() const {
     return groups_;
   }
   bool trainable() const;
@@ -123,7 +123,7 @@ class Unit {
   const int index_;
   const std::string name_;
   ShardingContext* const context_;
-  std::vector<std::unique_ptr<ParameterGroup>> groups_;
+  std::vector<std::unique_ptr<ShardedGroup>> groups_;
   std::vector<Buffers> buffers_;  // Of each group.
   UnitState state_ = UnitState::kSharded;
   bool kept_ = false;
