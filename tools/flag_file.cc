@@ -1,0 +1,177 @@
+#include "tools/flag_file.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+
+#include "absl/flags/reflection.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/status.h"
+#include "runtime/data/file_io.h"
+
+namespace tessera {
+namespace {
+
+std::vector<absl::CommandLineFlag*> FlagsOf(const std::string& source) {
+  std::vector<absl::CommandLineFlag*> flags;
+  for (const auto& [name, flag] : absl::GetAllFlags()) {
+    if (flag->Filename().find(source) != std::string::npos) {
+      flags.push_back(flag);
+    }
+  }
+  std::sort(flags.begin(), flags.end(),
+            [](const absl::CommandLineFlag* a, const absl::CommandLineFlag* b) {
+              return a->Name() < b->Name();
+            });
+  return flags;
+}
+
+std::vector<std::string> NamesOf(const std::string& source) {
+  std::vector<std::string> names;
+  for (const absl::CommandLineFlag* flag : FlagsOf(source)) {
+    names.emplace_back(flag->Name());
+  }
+  return names;
+}
+
+bool IsNumeric(char c) { return (c >= '0' && c <= '9') || c == '.'; }
+
+int Distance(const std::string& a, const std::string& b) {
+  std::vector<int> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = std::exchange(row[0], static_cast<int>(i));
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1,
+                         diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+absl::Status UnknownName(const std::string& what, const std::string& name,
+                         const std::string& source) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, "unknown option \"", name, "\"; the nearest is \"",
+                   Nearest(name, NamesOf(source)), "\""));
+}
+
+absl::StatusOr<std::string> PlainValue(const YAML::Node& node) {
+  if (node.IsScalar()) return node.as<std::string>();
+  if (node.IsNull()) return std::string();
+  if (!node.IsSequence()) {
+    return absl::InvalidArgumentError("wanted a value or a list of values");
+  }
+  std::vector<std::string> items;
+  for (const YAML::Node& item : node) {
+    if (!item.IsScalar()) {
+      return absl::InvalidArgumentError("wanted a list of plain values");
+    }
+    items.push_back(item.as<std::string>());
+  }
+  return absl::StrJoin(items, ",");
+}
+
+absl::Status SetFlag(const std::string& where, const std::string& name,
+                     const YAML::Node& node, const std::string& source) {
+  const std::vector<std::string> names = NamesOf(source);
+  if (std::find(names.begin(), names.end(), name) == names.end()) {
+    return UnknownName(where, name, source);
+  }
+  const absl::StatusOr<std::string> value = PlainValue(node);
+  if (!value.ok()) return Annotate(value.status(), absl::StrCat(where, name));
+  std::string error;
+  if (!absl::FindCommandLineFlag(name)->ParseFrom(*value, &error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, name, ": \"", *value, "\": ", error));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string Nearest(const std::string& name,
+                    const std::vector<std::string>& names) {
+  std::string nearest;
+  int best = 0;
+  for (const std::string& candidate : names) {
+    const int distance = Distance(name, candidate);
+    if (nearest.empty() || distance < best) {
+      nearest = candidate;
+      best = distance;
+    }
+  }
+  return nearest;
+}
+
+std::string FindConfigFlag(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    std::string argument = argv[i];
+    if (argument == "--") break;
+    if (argument.starts_with("--")) argument.erase(0, 1);
+    if (argument == "-config") return i + 1 < argc ? argv[i + 1] : "";
+    if (argument.starts_with("-config=")) return argument.substr(8);
+  }
+  return "";
+}
+
+absl::Status LoadFlagFile(const std::string& path, const std::string& source) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  YAML::Node file;
+  try {
+    file = YAML::Load(text);
+  } catch (const YAML::Exception& error) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", error.what()));
+  }
+  if (file.IsNull()) return absl::OkStatus();
+  if (!file.IsMap()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": wanted lines of the form \"option: value\""));
+  }
+  for (const auto& item : file) {
+    if (!item.first.IsScalar()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": an option's name is no plain text"));
+    }
+    const std::string where =
+        absl::StrCat(path, ":", item.first.Mark().line + 1, ": ");
+    RETURN_IF_ERROR(
+        SetFlag(where, item.first.as<std::string>(), item.second, source));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckArguments(int argc, char** argv, const std::string& source) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--") break;
+    // "-1" is the value of the flag before it.
+    if (argument.size() < 2 || argument[0] != '-' || IsNumeric(argument[1])) {
+      continue;
+    }
+    const size_t begin = argument.starts_with("--") ? 2 : 1;
+    std::string name = argument.substr(begin, argument.find('=') - begin);
+    // The parser's own are there only when it is linked.
+    if (name.starts_with("help")) continue;
+    if (absl::FindCommandLineFlag(name) != nullptr) continue;
+    if (name.starts_with("no") &&
+        absl::FindCommandLineFlag(name.substr(2)) != nullptr) {
+      continue;
+    }
+    return UnknownName("", name, source);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<FlagValue> FlagValues(const std::string& source) {
+  std::vector<FlagValue> values;
+  for (const absl::CommandLineFlag* flag : FlagsOf(source)) {
+    values.push_back({std::string(flag->Name()), flag->CurrentValue()});
+  }
+  return values;
+}
+
+}  // namespace tessera

@@ -1,0 +1,95 @@
+// What a run says of itself, and how it hears that it should end.
+#include <unistd.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "runtime/data/file_io.h"
+#include "tests/testing/status_matchers.h"
+#include "tools/fma_peak.h"
+#include "tools/progress.h"
+#include "tools/stop_signal.h"
+
+namespace tessera {
+namespace {
+
+StepMetrics Example() {
+  return {.step = 20,
+          .num_steps = 300,
+          .loss = 1.23456,
+          .learning_rate = 2e-3,
+          .grad_norm = 0.5,
+          .tokens_per_second = 12345,
+          .flops_share = 0.634,
+          .memory_bytes = int64_t{214} << 20,
+          .seconds_left = 125.2,
+          .validation_loss = {}};
+}
+
+TEST(ReportingTest, TheLineHasEverything) {
+  StepMetrics metrics = Example();
+  EXPECT_EQ(ProgressLine(metrics),
+            "step 20/300  loss 1.2346  lr 2.00e-03  norm 0.500  12.3k tok/s  "
+            "63% of peak  214 MiB  2m05s left");
+  metrics.validation_loss = 1.5;
+  metrics.seconds_left = 7322;
+  metrics.tokens_per_second = 999;
+  EXPECT_EQ(ProgressLine(metrics),
+            "step 20/300  loss 1.2346  lr 2.00e-03  norm 0.500  999 tok/s  "
+            "63% of peak  214 MiB  2h02m left  validation 1.5000");
+}
+
+TEST(ReportingTest, MetricsAreLinesOfJson) {
+  const std::string path = ::testing::TempDir() + "/metrics.jsonl";
+  StepMetrics metrics = Example();
+  {
+    auto file = MetricsFile::Open(path);
+    ASSERT_OK(file);
+    EXPECT_OK(file->Append(MetricsJson(metrics)));
+    metrics.validation_loss = 2;
+    EXPECT_OK(file->Append(MetricsJson(metrics)));
+  }
+  const std::string text = *ReadFile(path);
+  const size_t end = text.find('\n');
+  const auto first = nlohmann::json::parse(text.substr(0, end));
+  const auto second = nlohmann::json::parse(text.substr(end + 1));
+  EXPECT_EQ(first["step"], 20);
+  EXPECT_EQ(first["loss"], 1.23456);
+  EXPECT_FALSE(first.contains("validation_loss"));
+  EXPECT_EQ(second["validation_loss"], 2.0);
+  EXPECT_THAT(MetricsFile::Open("/no/such/folder/m"),
+              StatusIs(absl::StatusCode::kNotFound, "/no/such/folder/m"));
+}
+
+TEST(ReportingTest, TheFirstSignalAsksForTheEnd) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const StopSignal stop;
+    EXPECT_FALSE(stop.requested());
+    kill(getpid(), signal);
+    for (int i = 0; i < 1000 && !stop.requested(); ++i) usleep(5000);
+    EXPECT_TRUE(stop.requested());
+  }
+}
+
+TEST(ReportingTest, TheSecondSignalIsTheEnd) {
+  EXPECT_EXIT(
+      {
+        const StopSignal stop;
+        kill(getpid(), SIGINT);
+        for (int i = 0; i < 1000 && !stop.requested(); ++i) usleep(5000);
+        kill(getpid(), SIGINT);
+        for (;;) pause();
+      },
+      ::testing::ExitedWithCode(128 + SIGINT), "");
+}
+
+TEST(ReportingTest, ThePeakIsThatOfAMachineOfTodayAndGrowsWithThreads) {
+  const double one = MeasureFmaPeak(1, 20);
+  EXPECT_GT(one, 1e9);
+  EXPECT_LT(one, 1e12);
+  EXPECT_GT(MeasureFmaPeak(2, 20), 1.2 * one);
+}
+
+}  // namespace
+}  // namespace tessera
