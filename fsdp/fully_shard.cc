@@ -209,8 +209,9 @@ class FullyShardSetup {
     const auto& dtype = context_->options.mixed_precision.buffer_dtype;
     if (!dtype.has_value()) return;
     std::set<const VariableImpl*> skipped;
-    for (Module* ignored : context_->options.ignored_modules) {
-      for (const NamedBuffer& b : ignored->NamedBuffers()) {
+    for (const NamedModule& m : module_.NamedModules()) {
+      if (!ignored_.modules.contains(m.module)) continue;
+      for (const NamedBuffer& b : m.module->own_buffers()) {
         skipped.insert(b.variable.impl().get());
       }
     }

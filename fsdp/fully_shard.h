@@ -77,8 +77,9 @@ class FullyShardedModule {
   // would find it; the same bits on every rank, whatever the layout. Each
   // parameter counts once. A collective call.
   double GradNorm(double norm_type = 2.0);
-  // GradNorm, then every gradient times min(1, max_norm / (norm + 1e-6)).
-  // Returns the norm before clipping.
+  // GradNorm, then every gradient times ClipCoefficient. Returns the norm before
+  // clipping. (To clip in the optimizer's own pass instead, give it the
+  // coefficient: Optimizer::SetGradScale.)
   double ClipGradNorm(double max_norm, double norm_type = 2.0);
 
   // Calls `f` with each parameter's whole value, in the master type, on every
@@ -114,6 +115,9 @@ class FullyShardedModule {
   void CheckIdle(const char* operation) const;
   Place Find(const Variable& variable) const;
   Tensor GatherTensor(const ShardedParameter& p, const Tensor& mine);
+  double SumNorm(const std::vector<Tensor>& grads, double norm_type);
+  double MaxNorm(const std::vector<Tensor>& grads);
+  void AllReduceOverShards(const Tensor& tensor, ReduceOp op);
 
   Module* module_ = nullptr;
   std::unique_ptr<ShardingContext> context_;
@@ -121,6 +125,10 @@ class FullyShardedModule {
   std::vector<ShardedParameter> parameters_;
   std::vector<std::string> warnings_;
 };
+
+// What gradients of this norm are multiplied by so that it is at most
+// `max_norm`: min(1, max_norm / (norm + 1e-6)), as torch clips.
+double ClipCoefficient(double norm, double max_norm);
 
 // Shards `module` in place over `mesh`. Every rank calls it with an equal module
 // and equal options; differences are found before any data moves and are an
