@@ -85,32 +85,48 @@ Rows<T> RowsOf(const TensorView& matrix, int64_t begin, int64_t count,
   return {copy, stride};
 }
 
-// packed[c * width + i] = factor * matrix[begin + i, c].
+// Rows of T to be written, as Rows.
+template <typename T>
+struct Sums {
+  T* data;
+  int64_t stride;
+};
+
+// Queries side by side: element (r, query i) at data[r * width + i]. A vector
+// then holds queries, and neither maxima nor sums over keys cross lanes.
+template <typename T>
+struct Columns {
+  T* data;
+  int64_t width;  // Whole vectors.
+};
+
+// packed(c, i) = factor * matrix[begin + i, c].
 template <typename T>
 void PackColumns(const TensorView& matrix, int64_t begin, int64_t count,
-                 int64_t width, T factor, T* packed) {
+                 T factor, const Columns<T>& packed) {
   VisitElement<T>(matrix.dtype, [&]<typename S>() HWY_ATTR {
     const PanelSource<S> source = {matrix.as<S>() + begin * matrix.strides[0],
-                                   matrix.strides[0], 1};
-    PackPanel<T>(source, count, matrix.sizes[1], width, packed);
+                                   count, matrix.strides[0], 1};
+    PackPanel<T>(source, matrix.sizes[1], packed.width, packed.data);
   });
   if (factor == T{1}) return;
   const hn::CappedTag<T, kVectorLanes<T>> d;
   const auto vfactor = hn::Set(d, factor);
-  for (int64_t i = 0; i < matrix.sizes[1] * width; i += kVectorLanes<T>) {
-    hn::Store(hn::Mul(hn::Load(d, packed + i), vfactor), d, packed + i);
+  T* const end = packed.data + matrix.sizes[1] * packed.width;
+  for (T* p = packed.data; p < end; p += kVectorLanes<T>) {
+    hn::Store(hn::Mul(hn::Load(d, p), vfactor), d, p);
   }
 }
 
-// matrix[begin + i, c] = rows[i * stride + c] * factors[i]; null factors are 1.
+// matrix[begin + i, c] = sums(i, c) * factors[i]; null factors are 1.
 template <typename T>
-void StoreRows(const T* rows, int64_t stride, const T* factors, int64_t begin,
+void StoreRows(const Sums<T>& sums, const T* factors, int64_t begin,
                int64_t count, const TensorView& matrix) {
   VisitElement<T>(matrix.dtype, [&]<typename S>() HWY_ATTR {
     const hn::CappedTag<T, kVectorLanes<T>> d;
     for (int64_t i = 0; i < count; ++i) {
       const auto factor = hn::Set(d, factors == nullptr ? T{1} : factors[i]);
-      const T* from = rows + i * stride;
+      const T* from = sums.data + i * sums.stride;
       S* to = matrix.as<S>() + (begin + i) * matrix.strides[0];
       ForEachVector(d, matrix.sizes[1], [&](int64_t c, int64_t n) HWY_ATTR {
         StoreFirst(hn::Mul(hn::LoadU(d, from + c), factor), d, to + c, n);
@@ -119,15 +135,13 @@ void StoreRows(const T* rows, int64_t stride, const T* factors, int64_t begin,
   });
 }
 
-// Scores lie as [key, query], so that a vector holds queries and neither
-// maxima nor sums over keys cross lanes.
-//
-// scores[j * width + i] = keys[j] . queries[i], where any pair of the tile is
-// visible; elsewhere scores are left as they are.
+// scores(j, i) = keys[j] . queries(., i) where any pair of the tile is visible;
+// elsewhere scores are left as they are.
 template <typename T>
 void ComputeScores(const AttentionBlock& block, int64_t dim,
-                   const Rows<T>& keys, const T* queries, int64_t width,
-                   T* scores) {
+                   const Rows<T>& keys, const Columns<T>& queries,
+                   const Columns<T>& scores) {
+  const int64_t width = scores.width;
   for (int64_t j = 0; j < block.num_keys; j += kTileRows) {
     const int64_t rows = std::min<int64_t>(kTileRows, block.num_keys - j);
     const int64_t begin = block.QueryBegin(j);
@@ -137,53 +151,50 @@ void ComputeScores(const AttentionBlock& block, int64_t dim,
       const int64_t next = i + vectors * kVectorLanes<T>;
       if (next > begin && i < end) {
         TileFunctionOf<T, false>(rows, vectors)(
-            dim, {keys.Row(j), keys.stride, queries + i, width},
-            scores + j * width + i, width, {});
+            dim, {keys.Row(j), keys.stride, queries.data + i, width},
+            {scores.data + j * width + i, width});
       }
       i = next;
     }
   }
 }
 
-// out[i] (+)= sum over visible keys j of weights[j * width + i] rows[j].
+// sums(i) (+)= sum over visible keys j of weights(j, i) rows[j].
 template <typename T>
-void SumOverKeys(const AttentionBlock& block, const T* weights, int64_t width,
-                 const Rows<T>& rows, bool add, T* out, int64_t out_stride) {
+void SumOverKeys(const AttentionBlock& block, const Columns<T>& weights,
+                 const Rows<T>& rows, bool add, const Sums<T>& sums) {
   for (int64_t i = 0; i < block.num_queries; i += kTileRows) {
     const int64_t count = std::min<int64_t>(kTileRows, block.num_queries - i);
     const int64_t begin = block.KeyBegin(i);
     const int64_t depth =
         std::max<int64_t>(block.KeyEnd(i + count - 1) - begin, 0);
     if (depth == 0 && add) continue;
-    for (int64_t c = 0; c < out_stride;) {
-      const int vectors = NextStripVectors<T>(out_stride - c);
+    const T* first = weights.data + begin * weights.width + i;
+    for (int64_t c = 0; c < sums.stride;) {
+      const int vectors = NextStripVectors<T>(sums.stride - c);
       TileFunctionOf<T, true>(count, vectors)(
-          depth,
-          {weights + begin * width + i, width, rows.Row(begin) + c,
-           rows.stride},
-          out + i * out_stride + c, out_stride, {nullptr, add});
+          depth, {first, weights.width, rows.Row(begin) + c, rows.stride},
+          {sums.data + i * sums.stride + c, sums.stride, add});
       c += vectors * kVectorLanes<T>;
     }
   }
 }
 
-// out[j] += sum over queries i that see j of weights[j * width + i] rows[i].
+// sums(j) += sum over queries i that see key j of weights(j, i) rows[i].
 template <typename T>
-void AddOverQueries(const AttentionBlock& block, const T* weights,
-                    int64_t width, const Rows<T>& rows, T* out,
-                    int64_t out_stride) {
+void AddOverQueries(const AttentionBlock& block, const Columns<T>& weights,
+                    const Rows<T>& rows, const Sums<T>& sums) {
   for (int64_t j = 0; j < block.num_keys; j += kTileRows) {
     const int64_t count = std::min<int64_t>(kTileRows, block.num_keys - j);
     const int64_t begin = block.QueryBegin(j);
     const int64_t depth = block.QueryEnd(j + count - 1) - begin;
     if (depth <= 0) continue;
-    for (int64_t c = 0; c < out_stride;) {
-      const int vectors = NextStripVectors<T>(out_stride - c);
+    const T* first = weights.data + j * weights.width + begin;
+    for (int64_t c = 0; c < sums.stride;) {
+      const int vectors = NextStripVectors<T>(sums.stride - c);
       TileFunctionOf<T, false>(count, vectors)(
-          depth,
-          {weights + j * width + begin, width, rows.Row(begin) + c,
-           rows.stride},
-          out + j * out_stride + c, out_stride, {nullptr, true});
+          depth, {first, weights.width, rows.Row(begin) + c, rows.stride},
+          {sums.data + j * sums.stride + c, sums.stride, true});
       c += vectors * kVectorLanes<T>;
     }
   }

@@ -50,13 +50,14 @@ class QueryBlock {
       const AttentionBlock block(args_.mask, sizes_, query, key);
       if (block.NoneVisible()) continue;
       const Rows<T> keys = RowsOf(k, key, block.num_keys, keys_copy_);
-      ComputeScores(block, sizes_.dim, keys, queries_, width_, scores_);
+      const Columns<T> scores = {scores_, width_};
+      ComputeScores<T>(block, sizes_.dim, keys, {queries_, width_}, scores);
       for (int64_t i = 0; i < width_; i += kVectorLanes<T>) {
         UpdateSoftmax(block, i);
       }
       const Rows<T> values = RowsOf(v, key, block.num_keys, values_copy_);
       RescaleSums();
-      SumOverKeys(block, scores_, width_, values, has_sums_, sums_, stride_);
+      SumOverKeys<T>(block, scores, values, has_sums_, {sums_, stride_});
       has_sums_ = true;
     }
     Finish(batch, head, query);
@@ -66,8 +67,8 @@ class QueryBlock {
   void Start(const TensorView& q, int64_t query) {
     num_queries_ = std::min(kQueriesOfBlock, sizes_.queries - query);
     width_ = RoundUpToVector<T>(num_queries_);
-    PackColumns(q, query, num_queries_, width_, static_cast<T>(args_.scale),
-                queries_);
+    PackColumns<T>(q, query, num_queries_, static_cast<T>(args_.scale),
+                   {queries_, width_});
     std::fill_n(max_, width_, kMinusInfinity<T>);
     std::fill_n(total_, width_, T{0});
     has_sums_ = false;
@@ -127,8 +128,8 @@ class QueryBlock {
       logsumexp[i] =
           saw_nothing ? -kMinusInfinity<T> : max_[i] + std::log(total_[i]);
     }
-    StoreRows(sums_, stride_, rescale_, query, num_queries_,
-              HeadOf(args_.out, batch, head));
+    StoreRows<T>({sums_, stride_}, rescale_, query, num_queries_,
+                 HeadOf(args_.out, batch, head));
   }
 
   const AttentionArgs& args_;

@@ -58,9 +58,9 @@ class KeyHeadBackward {
         RunQueries(batch, head, query);
       }
     }
-    StoreRows<T>(grad_keys_, stride_, nullptr, 0, sizes_.keys,
+    StoreRows<T>({grad_keys_, stride_}, nullptr, 0, sizes_.keys,
                  HeadOf(args_.grad_k, batch, key_head));
-    StoreRows<T>(grad_values_, stride_, nullptr, 0, sizes_.keys,
+    StoreRows<T>({grad_values_, stride_}, nullptr, 0, sizes_.keys,
                  HeadOf(args_.grad_v, batch, key_head));
   }
 
@@ -72,7 +72,7 @@ class KeyHeadBackward {
       const AttentionBlock block(args_.forward.mask, sizes_, query, key);
       if (!block.NoneVisible()) RunBlock(block, key);
     }
-    StoreRows<T>(grad_queries_, stride_, nullptr, query, num_queries_,
+    StoreRows<T>({grad_queries_, stride_}, nullptr, query, num_queries_,
                  HeadOf(args_.grad_q, batch, head));
   }
 
@@ -81,9 +81,9 @@ class KeyHeadBackward {
     const TensorView grad = HeadOf(args_.grad_out, batch, head);
     num_queries_ = std::min(kQueriesOfBlock, sizes_.queries - query);
     width_ = RoundUpToVector<T>(num_queries_);
-    PackColumns(q, query, num_queries_, width_,
-                static_cast<T>(args_.forward.scale), queries_packed_);
-    PackColumns(grad, query, num_queries_, width_, T{1}, grads_packed_);
+    PackColumns<T>(q, query, num_queries_, static_cast<T>(args_.forward.scale),
+                   {queries_packed_, width_});
+    PackColumns<T>(grad, query, num_queries_, T{1}, {grads_packed_, width_});
     queries_ = RowsOf(q, query, num_queries_, queries_copy_);
     grads_ = RowsOf(grad, query, num_queries_, grads_copy_);
     const T* logsumexp = args_.forward.logsumexp.as<T>() +
@@ -114,18 +114,21 @@ class KeyHeadBackward {
   void RunBlock(const AttentionBlock& block, int64_t key) {
     const Rows<T> keys = {keys_.Row(key), keys_.stride};
     const Rows<T> values = {values_.Row(key), values_.stride};
-    ComputeScores(block, sizes_.dim, keys, queries_packed_, width_, weights_);
-    ComputeScores(block, sizes_.dim, values, grads_packed_, width_,
-                  grad_scores_);
+    const Columns<T> weights = {weights_, width_};
+    const Columns<T> grad_scores = {grad_scores_, width_};
+    ComputeScores<T>(block, sizes_.dim, keys, {queries_packed_, width_},
+                     weights);
+    ComputeScores<T>(block, sizes_.dim, values, {grads_packed_, width_},
+                     grad_scores);
     for (int64_t i = 0; i < width_; i += kVectorLanes<T>) {
       GradientsOfScores(block, i);
     }
-    AddOverQueries(block, weights_, width_, grads_,
-                   grad_values_ + key * stride_, stride_);
-    AddOverQueries(block, grad_scores_, width_, queries_,
-                   grad_keys_ + key * stride_, stride_);
-    SumOverKeys(block, grad_scores_, width_, keys, /*add=*/true, grad_queries_,
-                stride_);
+    AddOverQueries<T>(block, weights, grads_,
+                      {grad_values_ + key * stride_, stride_});
+    AddOverQueries<T>(block, grad_scores, queries_,
+                      {grad_keys_ + key * stride_, stride_});
+    SumOverKeys<T>(block, grad_scores, keys, /*add=*/true,
+                   {grad_queries_, stride_});
   }
 
   // For the vector of queries at `i`: scores become weights, and gradients of

@@ -19,38 +19,35 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
 
-// Rows [begin, begin + rows) and depth [k, k + depth) of a matrix of any type,
-// packed in panels of `width`. dim 0 of `view` is that of rows.
+// A matrix [rows, depth] of any type, packed in panels of `width` rows.
 template <typename T>
-void PackBlock(const TensorView& view, int64_t begin, int64_t rows, int64_t k,
-               int64_t depth, int64_t width, T* packed) {
+void PackBlock(const TensorView& block, int64_t width, T* packed) {
   const auto pack = [&]<typename S>() HWY_ATTR {
     if constexpr (std::is_same_v<T, ComputeType<S>>) {
-      PanelSource<S> source{
-          view.as<S>() + begin * view.strides[0] + k * view.strides[1],
-          view.strides[0], view.strides[1]};
-      for (int64_t r = 0; r < rows; r += width) {
-        PackPanel<T>(source, std::min(width, rows - r), depth, width, packed);
-        source.data += width * view.strides[0];
-        packed += width * depth;
+      const PanelSource<S> source = {block.as<S>(), block.sizes[0],
+                                     block.strides[0], block.strides[1]};
+      const int64_t depth = block.sizes[1];
+      for (int64_t r = 0; r < source.rows; r += width) {
+        const int64_t rows = std::min(width, source.rows - r);
+        PackPanel<T>(source.RowsFrom(r, rows), depth, width,
+                     packed + r * depth);
       }
     }
   };
-  VisitFloating(view.dtype, pack);
+  VisitFloating(block.dtype, pack);
 }
 
-// Rounds `rows` x `cols` of sums to c's type, or adds them to c.
+// Rounds sums to c's type, or adds them to c [rows, cols].
 template <typename T>
-void StoreSums(const T* sums, int64_t sums_stride, const TensorView& c,
-               int64_t row, int64_t col, int64_t rows, int64_t cols,
+void StoreSums(const T* sums, int64_t sums_step, const TensorView& c,
                bool accumulate) {
   const hn::CappedTag<T, kVectorLanes<T>> d;
   const auto store = [&]<typename S>() HWY_ATTR {
     if constexpr (std::is_same_v<T, ComputeType<S>>) {
-      for (int64_t r = 0; r < rows; ++r) {
-        S* to = c.as<S>() + (row + r) * c.strides[0] + col;
-        const T* from = sums + r * sums_stride;
-        ForEachVector(d, cols, [&](int64_t i, int64_t n) HWY_ATTR {
+      for (int64_t r = 0; r < c.sizes[0]; ++r) {
+        S* to = c.as<S>() + r * c.strides[0];
+        const T* from = sums + r * sums_step;
+        ForEachVector(d, c.sizes[1], [&](int64_t i, int64_t n) HWY_ATTR {
           auto v = LoadFirst(d, from + i, n);
           if (accumulate) v = hn::Add(v, LoadFirst(d, to + i, n));
           StoreFirst(v, d, to + i, n);
@@ -84,90 +81,96 @@ class RegionProduct {
       int64_t k = 0;
       do {  // Once for an empty sum, which is zero.
         const int64_t depth = std::min(blocking_.outer_depth, depth_ - k);
-        PackBlock<T>(args_.a, row, rows, k, depth, kTileRows, packed_a_);
-        MultiplyBlock(row, rows, k, depth);
+        const TensorView block = Narrowed(args_.a, 0, row, rows);
+        PackBlock<T>(Narrowed(block, 1, k, depth), kTileRows, packed_a_);
+        MultiplyBlock(Narrowed(args_.c, 0, row, rows), k, depth);
         k += depth;
       } while (k < depth_);
     }
   }
 
  private:
-  // All columns of `rows` rows, over [k, k + depth).
-  void MultiplyBlock(int64_t row, int64_t rows, int64_t k, int64_t depth) {
-    for (int64_t col = 0; col < num_cols_;) {
-      const int vectors = NextStripVectors<T>(num_cols_ - col);
-      const int64_t cols =
-          std::min<int64_t>(vectors * kVectorLanes<T>, num_cols_ - col);
-      const Strip strip = StripAt(row, col, cols, vectors);
-      int64_t done = 0;
-      do {
-        const int64_t step = std::min(blocking_.depth, depth - done);
-        MultiplyStrip(strip, rows, depth, k + done, done, step);
-        done += step;
-      } while (done < depth);
-      if (!in_place_ && k + depth == depth_) {
-        StoreSums(strip.c, strip.c_step, args_.c, row, col, rows, cols,
-                  args_.accumulate);
-      }
-      col += cols;
-    }
-  }
-
+  // A strip of the block of c, and where its sums are kept.
   struct Strip {
+    TensorView c;
     int64_t col, cols;
     int vectors;
-    T* c;
-    int64_t c_step;
+    T* sums;
+    int64_t sums_step;
     alignas(64) T bias[kStripVectors * kVectorLanes<T>];
   };
 
-  Strip StripAt(int64_t row, int64_t col, int64_t cols, int vectors) const {
-    Strip strip{col, cols, vectors, nullptr, 0, {}};
+  // What of the sum over k is added next: [k, k + depth), which begins `done`
+  // deep into packed rows of packed_depth.
+  struct Depth {
+    int64_t k, depth, done, packed_depth;
+  };
+
+  // All columns of a block of rows, over [k, k + depth).
+  void MultiplyBlock(const TensorView& c, int64_t k, int64_t depth) {
+    for (int64_t col = 0; col < num_cols_;) {
+      const Strip strip = StripAt(c, col);
+      int64_t done = 0;
+      do {
+        const int64_t step = std::min(blocking_.depth, depth - done);
+        MultiplyStrip(strip, {k + done, step, done, depth});
+        done += step;
+      } while (done < depth);
+      if (!in_place_ && k + depth == depth_) {
+        StoreSums(strip.sums, strip.sums_step, strip.c, args_.accumulate);
+      }
+      col += strip.cols;
+    }
+  }
+
+  Strip StripAt(const TensorView& c, int64_t col) const {
+    Strip strip = {};
+    strip.col = col;
+    strip.vectors = NextStripVectors<T>(num_cols_ - col);
+    const int64_t width = strip.vectors * kVectorLanes<T>;
+    strip.cols = std::min(width, num_cols_ - col);
+    strip.c = Narrowed(c, 1, col, strip.cols);
     if (in_place_) {
-      strip.c = args_.c.as<T>() + row * args_.c.strides[0] + col;
-      strip.c_step = args_.c.strides[0];
+      strip.sums = strip.c.template as<T>();
+      strip.sums_step = c.strides[0];
     } else if (blocking_.sums_cols >= num_cols_) {
-      strip.c = sums_ + col;
-      strip.c_step = blocking_.sums_cols;
+      strip.sums = sums_ + col;
+      strip.sums_step = blocking_.sums_cols;
     } else {
-      strip.c = sums_;
-      strip.c_step = kStripVectors * kVectorLanes<T>;
+      strip.sums = sums_;
+      strip.sums_step = kStripVectors * kVectorLanes<T>;
     }
     if (args_.bias.defined()) {
-      TensorView bias = args_.bias;  // As a matrix of one column.
-      bias.sizes[1] = 1;
-      bias.strides[1] = 1;
-      PackBlock<T>(bias, col, cols, 0, 1, vectors * kVectorLanes<T>,
-                   strip.bias);
+      TensorView bias = Narrowed(args_.bias, 0, col, strip.cols);
+      bias.sizes[1] = 1;  // A matrix of one column.
+      PackBlock<T>(bias, width, strip.bias);
     }
     return strip;
   }
 
-  // Adds the products of depth [k, k + step), which begins `done` deep into
-  // the packed rows of depth `packed_depth`.
-  void MultiplyStrip(const Strip& strip, int64_t rows, int64_t packed_depth,
-                     int64_t k, int64_t done, int64_t step) {
+  void MultiplyStrip(const Strip& strip, const Depth& at) {
     TensorView columns = args_.b;
     std::swap(columns.sizes[0], columns.sizes[1]);
     std::swap(columns.strides[0], columns.strides[1]);
+    columns = Narrowed(columns, 0, strip.col, strip.cols);
     const int64_t width = strip.vectors * kVectorLanes<T>;
-    PackBlock<T>(columns, strip.col, strip.cols, k, step, width, packed_b_);
-    TileEnd<T> end;
-    end.add = k > 0 || (in_place_ && args_.accumulate);
-    if (k == 0 && args_.bias.defined()) end.bias = strip.bias;
-    for (int64_t r = 0; r < rows; r += kTileRows) {
-      const int64_t tile_rows = std::min<int64_t>(kTileRows, rows - r);
+    PackBlock<T>(Narrowed(columns, 1, at.k, at.depth), width, packed_b_);
+    TileResult<T> to = {strip.sums, strip.sums_step};
+    to.add = at.k > 0 || (in_place_ && args_.accumulate);
+    if (at.k == 0 && args_.bias.defined()) to.bias = strip.bias;
+    const int64_t num_rows = strip.c.sizes[0];
+    for (int64_t r = 0; r < num_rows; r += kTileRows) {
+      const int64_t rows = std::min<int64_t>(kTileRows, num_rows - r);
       const TileOperands<T> from = {
-          packed_a_ + r * packed_depth + done * kTileRows, kTileRows, packed_b_,
-          width};
-      T* c = strip.c + r * strip.c_step;
+          packed_a_ + r * at.packed_depth + at.done * kTileRows, kTileRows,
+          packed_b_, width};
       if (strip.cols == width) {
-        TileFunctionOf<T>(tile_rows, strip.vectors)(step, from, c, strip.c_step,
-                                                    end);
+        TileFunctionOf<T>(rows, strip.vectors)(at.depth, from, to);
       } else {
-        MultiplyPartialTile(tile_rows, strip.vectors, strip.cols, step, from, c,
-                            strip.c_step, end);
+        MultiplyPartialTile({rows, strip.vectors, strip.cols}, at.depth, from,
+                            to);
       }
+      to.c += kTileRows * to.c_step;
     }
   }
 
@@ -197,13 +200,6 @@ namespace tessera::cpu {
 HWY_EXPORT(MultiplyRegion);
 
 namespace {
-
-TensorView Narrowed(TensorView view, int dim, int64_t begin, int64_t length) {
-  view.data =
-      view.as<uint8_t>() + begin * view.strides[dim] * ElementBytes(view.dtype);
-  view.sizes[dim] = length;
-  return view;
-}
 
 // The `index`-th matrix of a batch; a matrix is the only one of its own.
 TensorView MatrixAt(TensorView view, int64_t index) {

@@ -62,17 +62,8 @@ absl::Status CheckDTypes(const MatMulArgs& args) {
   return absl::OkStatus();
 }
 
-void Transpose(TensorView& view) {
-  const int last = view.num_dims - 1;
-  std::swap(view.sizes[last], view.sizes[last - 1]);
-  std::swap(view.strides[last], view.strides[last - 1]);
-}
-
-}  // namespace
-
-absl::Status CheckMatMul(const MatMulArgs& args) {
+absl::Status CheckShapes(const MatMulArgs& args) {
   const TensorView &a = args.a, &b = args.b, &c = args.c;
-  RETURN_IF_ERROR(CheckDTypes(args));
   if ((c.num_dims != 2 && c.num_dims != 3) || a.num_dims != c.num_dims ||
       b.num_dims != c.num_dims) {
     return Invalid(args, "all must have two dims, or all three");
@@ -89,13 +80,25 @@ absl::Status CheckMatMul(const MatMulArgs& args) {
       (args.bias.num_dims != 1 || args.bias.sizes[0] != c.size(-1))) {
     return Invalid(args, "bias must have one element a column of c");
   }
+  return absl::OkStatus();
+}
+
+void Transpose(TensorView& view) {
+  const int last = view.num_dims - 1;
+  std::swap(view.sizes[last], view.sizes[last - 1]);
+  std::swap(view.strides[last], view.strides[last - 1]);
+}
+
+}  // namespace
+
+absl::Status CheckMatMul(const MatMulArgs& args) {
+  RETURN_IF_ERROR(CheckDTypes(args));
+  RETURN_IF_ERROR(CheckShapes(args));
+  const TensorView& c = args.c;
   const bool by_rows = c.stride(-1) == 1 || c.size(-1) == 1;
   const bool by_columns = c.stride(-2) == 1 || c.size(-2) == 1;
-  if (!by_rows && !(by_columns && !args.bias.defined())) {
-    return Invalid(args,
-                   "rows of c (columns, without bias) must be contiguous");
-  }
-  return absl::OkStatus();
+  if (by_rows || (by_columns && !args.bias.defined())) return absl::OkStatus();
+  return Invalid(args, "rows of c (columns, without bias) must be contiguous");
 }
 
 MatMulArgs WithContiguousRows(MatMulArgs args) {

@@ -15,6 +15,15 @@ struct MatMulShape {
   int64_t depth;  // K
 };
 
+// Elements [begin, begin + length) of `dim`.
+inline TensorView Narrowed(TensorView view, int dim, int64_t begin,
+                           int64_t length) {
+  view.data =
+      view.as<uint8_t>() + begin * view.strides[dim] * ElementBytes(view.dtype);
+  view.sizes[dim] = length;
+  return view;
+}
+
 // Shapes and dtypes fit; the message says which do not.
 absl::Status CheckMatMul(const MatMulArgs& args);
 

@@ -39,13 +39,6 @@ HWY_INLINE int NextStripVectors(int64_t cols) {
   return static_cast<int>(std::min<int64_t>(vectors, kStripVectors));
 }
 
-// What a tile does beside multiplying.
-template <typename T>
-struct TileEnd {
-  const T* bias = nullptr;  // Added to each row; as wide as the strip.
-  bool add = false;         // Adds what c holds.
-};
-
 // The operands of a tile: element (row, k) of a, and row k of b.
 template <typename T>
 struct TileOperands {
@@ -55,11 +48,29 @@ struct TileOperands {
   int64_t b_step;  // Between k.
 };
 
+// Where a tile's products go, and what is added to them.
+template <typename T>
+struct TileResult {
+  T* c;
+  int64_t c_step;           // Between rows.
+  bool add = false;         // What c holds.
+  const T* bias = nullptr;  // To each row; as wide as the tile, or null.
+};
+
+// One vector of a tile's sums.
+template <class D, class V, typename T>
+HWY_INLINE void StoreTileVector(D d, V sum, const T* bias, bool add, T* c) {
+  if (bias != nullptr) sum = hn::Add(sum, hn::LoadU(d, bias));
+  if (add) sum = hn::Add(sum, hn::LoadU(d, c));
+  hn::StoreU(sum, d, c);
+}
+
 // c[R, NV vectors] = sum over k < depth of a[row, k] b[k, column]. Rows of a
 // are adjacent for each k (packed), or else each row runs along k.
 template <typename T, int R, int NV, bool kAdjacent>
-void MultiplyTile(int64_t depth, const TileOperands<T>& from, T* HWY_RESTRICT c,
-                  int64_t c_step, const TileEnd<T>& end) {
+// NOLINTNEXTLINE(readability-function-cognitive-complexity): loops of one tile.
+void MultiplyTile(int64_t depth, const TileOperands<T>& from,
+                  const TileResult<T>& to) {
   const hn::CappedTag<T, kVectorLanes<T>> d;
   using V = hn::Vec<decltype(d)>;
   constexpr int kLanes = kVectorLanes<T>;
@@ -68,7 +79,7 @@ void MultiplyTile(int64_t depth, const TileOperands<T>& from, T* HWY_RESTRICT c,
   V sums[R][NV];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    hwy::Prefetch(c + r * c_step);
+    hwy::Prefetch(to.c + r * to.c_step);
 #pragma GCC unroll 3
     for (int v = 0; v < NV; ++v) sums[r][v] = hn::Zero(d);
   }
@@ -91,20 +102,16 @@ void MultiplyTile(int64_t depth, const TileOperands<T>& from, T* HWY_RESTRICT c,
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 3
     for (int v = 0; v < NV; ++v) {
-      T* at = c + r * c_step + v * kLanes;
-      V sum = sums[r][v];
-      if (end.bias != nullptr) {
-        sum = hn::Add(sum, hn::LoadU(d, end.bias + v * kLanes));
-      }
-      if (end.add) sum = hn::Add(sum, hn::LoadU(d, at));
-      hn::StoreU(sum, d, at);
+      StoreTileVector(d, sums[r][v],
+                      to.bias == nullptr ? nullptr : to.bias + v * kLanes,
+                      to.add, to.c + r * to.c_step + v * kLanes);
     }
   }
 }
 
 template <typename T>
-using TileFunction = void (*)(int64_t, const TileOperands<T>&, T*, int64_t,
-                              const TileEnd<T>&);
+using TileFunction = void (*)(int64_t, const TileOperands<T>&,
+                              const TileResult<T>&);
 
 template <typename T, bool kAdjacent, int... I>
 constexpr std::array<TileFunction<T>, sizeof...(I)> MakeTileFunctions(
@@ -121,39 +128,53 @@ HWY_INLINE TileFunction<T> TileFunctionOf(int64_t rows, int vectors) {
   return kFunctions[(rows - 1) * kStripVectors + vectors - 1];
 }
 
-// As a tile function, but only the first `cols` columns of c exist: works in a
-// copy, so that each element sees the same operations.
+// A tile of `rows` x `vectors`, of which the first `cols` columns exist.
+struct PartialTile {
+  int64_t rows;
+  int vectors;
+  int64_t cols;
+};
+
+// As a tile function; works in a copy, so that each element sees the same
+// operations.
 template <typename T>
-HWY_INLINE void MultiplyPartialTile(int64_t rows, int vectors, int64_t cols,
-                                    int64_t depth, const TileOperands<T>& from,
-                                    T* c, int64_t c_step,
-                                    const TileEnd<T>& end) {
+HWY_INLINE void MultiplyPartialTile(const PartialTile& size, int64_t depth,
+                                    const TileOperands<T>& from,
+                                    const TileResult<T>& to) {
   alignas(64) T tile[kTileRows * kStripVectors * kVectorLanes<T>] = {};
-  const int64_t width = vectors * kVectorLanes<T>;
-  if (end.add) {
-    for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(c + r * c_step, cols, tile + r * width);
-    }
+  const int64_t width = size.vectors * kVectorLanes<T>;
+  for (int64_t r = 0; to.add && r < size.rows; ++r) {
+    std::copy_n(to.c + r * to.c_step, size.cols, tile + r * width);
   }
-  TileFunctionOf<T>(rows, vectors)(depth, from, tile, width, end);
-  for (int64_t r = 0; r < rows; ++r) {
-    std::copy_n(tile + r * width, cols, c + r * c_step);
+  TileFunctionOf<T>(size.rows, size.vectors)(depth, from,
+                                             {tile, width, to.add, to.bias});
+  for (int64_t r = 0; r < size.rows; ++r) {
+    std::copy_n(tile + r * width, size.cols, to.c + r * to.c_step);
   }
 }
 
-// Rows r of a matrix that are to lie side by side for each k.
+// Rows of a matrix that are to lie side by side for each k.
 template <typename S>
 struct PanelSource {
   const S* data;
+  int64_t rows;
   int64_t row_stride;
   int64_t k_stride;
+
+  PanelSource RowsFrom(int64_t begin, int64_t count) const {
+    return {data + begin * row_stride, count, row_stride, k_stride};
+  }
+  PanelSource From(int64_t k) const {
+    return {data + k * k_stride, rows, row_stride, k_stride};
+  }
 };
 
 // Rows lie side by side in the source too.
 template <class D, typename S, typename T = hn::TFromD<D>>
-HWY_INLINE void PackSideBySide(D d, const PanelSource<S>& source, int64_t rows,
-                               int64_t depth, int64_t width, T* packed) {
+HWY_INLINE void PackSideBySide(D d, const PanelSource<S>& source, int64_t depth,
+                               int64_t width, T* packed) {
   const int64_t lanes = hn::Lanes(d);
+  const int64_t rows = source.rows;
   for (int64_t k = 0; k < depth; ++k, packed += width) {
     const S* from = source.data + k * source.k_stride;
     int64_t r = 0;
@@ -169,19 +190,14 @@ HWY_INLINE void PackSideBySide(D d, const PanelSource<S>& source, int64_t rows,
   }
 }
 
+// Any strides.
 template <typename T, typename S>
-HWY_INLINE T Converted(S value) {
-  return static_cast<T>(value);
-}
-
-// Any strides, `rows` of a panel that is `width` wide.
-template <typename T, typename S>
-HWY_INLINE void PackElements(const PanelSource<S>& source, int64_t rows,
-                             int64_t depth, int64_t width, T* packed) {
+HWY_INLINE void PackElements(const PanelSource<S>& source, int64_t depth,
+                             int64_t width, T* packed) {
   for (int64_t k = 0; k < depth; ++k) {
     const S* from = source.data + k * source.k_stride;
-    for (int64_t r = 0; r < rows; ++r) {
-      packed[k * width + r] = Converted<T>(from[r * source.row_stride]);
+    for (int64_t r = 0; r < source.rows; ++r) {
+      packed[k * width + r] = static_cast<T>(from[r * source.row_stride]);
     }
   }
 }
@@ -213,9 +229,7 @@ HWY_INLINE void TransposeRows(const PanelSource<S>& source, int64_t depth,
     store(2, hn::InterleaveLower(pairs, high01, high23));
     store(3, hn::InterleaveUpper(pairs, high01, high23));
   }
-  PackElements<float>(
-      PanelSource<S>{source.data + k, source.row_stride, source.k_stride}, 4,
-      depth - k, width, packed + k * width);
+  PackElements<float>(source.From(k), depth - k, width, packed + k * width);
 }
 
 // Four rows of double, 2 x 2 elements at a time.
@@ -233,38 +247,34 @@ HWY_INLINE void TransposeRows(const PanelSource<double>& source, int64_t depth,
                 packed + (k + 1) * width + r);
     }
   }
-  PackElements<double>(
-      PanelSource<double>{source.data + k, source.row_stride, source.k_stride},
-      4, depth - k, width, packed + k * width);
+  PackElements<double>(source.From(k), depth - k, width, packed + k * width);
 }
 
-// Packs `rows` <= `width` rows: packed[k * width + r], zero from `rows` on.
-// `width` is a multiple of kTileRows, `packed` aligned for vectors of it.
+// packed[k * width + r], zero from r = source.rows <= width on. `width` is a
+// multiple of kTileRows, `packed` aligned for vectors of it.
 template <typename T, typename S>
-HWY_INLINE void PackPanel(const PanelSource<S>& source, int64_t rows,
-                          int64_t depth, int64_t width, T* packed) {
+HWY_INLINE void PackPanel(const PanelSource<S>& source, int64_t depth,
+                          int64_t width, T* packed) {
   if (source.row_stride == 1) {
+    // NOLINTNEXTLINE(bugprone-branch-clone): equal for doubles of AVX2 only.
     if (width % kVectorLanes<T> == 0) {
-      PackSideBySide(hn::CappedTag<T, kVectorLanes<T>>(), source, rows, depth,
-                     width, packed);
+      PackSideBySide(hn::CappedTag<T, kVectorLanes<T>>(), source, depth, width,
+                     packed);
     } else {
-      PackSideBySide(hn::CappedTag<T, kTileRows>(), source, rows, depth, width,
+      PackSideBySide(hn::CappedTag<T, kTileRows>(), source, depth, width,
                      packed);
     }
     return;
   }
   int64_t r = 0;
-  for (; source.k_stride == 1 && r + 4 <= rows; r += 4) {
-    TransposeRows(PanelSource<S>{source.data + r * source.row_stride,
-                                 source.row_stride, 1},
-                  depth, width, packed + r);
+  for (; source.k_stride == 1 && r + 4 <= source.rows; r += 4) {
+    TransposeRows(source.RowsFrom(r, 4), depth, width, packed + r);
   }
-  PackElements<T>(PanelSource<S>{source.data + r * source.row_stride,
-                                 source.row_stride, source.k_stride},
-                  rows - r, depth, width, packed + r);
-  if (rows == width) return;
+  PackElements<T>(source.RowsFrom(r, source.rows - r), depth, width,
+                  packed + r);
+  if (source.rows == width) return;
   for (int64_t k = 0; k < depth; ++k) {
-    std::fill(packed + k * width + rows, packed + (k + 1) * width, T{0});
+    std::fill(packed + k * width + source.rows, packed + (k + 1) * width, T{0});
   }
 }
 

@@ -15,14 +15,22 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
 
+// Of one position.
+struct Angles {
+  const float* cos;
+  const float* sin;
+  float sign;
+  int64_t half;
+};
+
 template <typename T>
-void TurnHead(const T* x, const float* cos, const float* sin, float sign,
-              int64_t half, T* y) {
+void TurnHead(const T* x, const Angles& angles, T* y) {
   const hn::ScalableTag<float> d;
-  const auto vsign = hn::Set(d, sign);
+  const int64_t half = angles.half;
+  const auto sign = hn::Set(d, angles.sign);
   ForEachVector(d, half, [&](int64_t i, int64_t n) HWY_ATTR {
-    const auto c = LoadFirst(d, cos + i, n);
-    const auto s = hn::Mul(LoadFirst(d, sin + i, n), vsign);
+    const auto c = LoadFirst(d, angles.cos + i, n);
+    const auto s = hn::Mul(LoadFirst(d, angles.sin + i, n), sign);
     const auto first = LoadFirst(d, x + i, n);
     const auto second = LoadFirst(d, x + half + i, n);
     StoreFirst(hn::MulSub(first, c, hn::Mul(second, s)), d, y + i, n);
@@ -30,31 +38,29 @@ void TurnHead(const T* x, const float* cos, const float* sin, float sign,
   });
 }
 
-void TurnHead(const double* x, const float* cos, const float* sin, float sign,
-              int64_t half, double* y) {
-  for (int64_t i = 0; i < half; ++i) {
-    const double c = cos[i];
-    const double s = static_cast<double>(sin[i]) * sign;
+void TurnHead(const double* x, const Angles& angles, double* y) {
+  for (int64_t i = 0; i < angles.half; ++i) {
+    const double c = angles.cos[i];
+    const double s = static_cast<double>(angles.sin[i]) * angles.sign;
     const double first = x[i];
-    const double second = x[half + i];
+    const double second = x[angles.half + i];
     y[i] = first * c - second * s;
-    y[half + i] = second * c + first * s;
+    y[angles.half + i] = second * c + first * s;
   }
 }
 
 // All heads of one position of the sequence, `row` of the tables.
 void TurnPosition(const RopeArgs& args, int64_t batch, int64_t t, int64_t row) {
   const int64_t half = args.cos.sizes[1];
-  const float* cos = args.cos.as<float>() + row * half;
-  const float* sin = args.sin.as<float>() + row * half;
-  const float sign = args.inverse ? -1.0f : 1.0f;
+  const Angles angles = {args.cos.as<float>() + row * half,
+                         args.sin.as<float>() + row * half,
+                         args.inverse ? -1.0f : 1.0f, half};
   VisitFloating(args.x.dtype, [&]<typename T>() HWY_ATTR {
     const T* x =
         args.x.as<T>() + batch * args.x.strides[0] + t * args.x.strides[1];
     T* y = args.y.as<T>() + batch * args.y.strides[0] + t * args.y.strides[1];
     for (int64_t h = 0; h < args.x.sizes[2]; ++h) {
-      TurnHead(x + h * args.x.strides[2], cos, sin, sign, half,
-               y + h * args.y.strides[2]);
+      TurnHead(x + h * args.x.strides[2], angles, y + h * args.y.strides[2]);
     }
   });
 }

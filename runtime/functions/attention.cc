@@ -24,7 +24,7 @@ class AttentionNode final : public Node {
 
   std::vector<Tensor> Apply(const std::vector<Tensor>& grads) override {
     const ops::AttentionGradients gradients = ops::AttentionBackward(
-        q_.Unpack(), k_.Unpack(), v_.Unpack(),
+        {q_.Unpack(), k_.Unpack(), v_.Unpack()},
         {out_.Unpack(), logsumexp_.Unpack()}, grads[0], options_);
     return {NeedsGrad(0) ? gradients.q : Tensor(),
             NeedsGrad(1) ? gradients.k : Tensor(),
@@ -47,7 +47,7 @@ class AttentionNode final : public Node {
 Variable Attention(const Variable& q, const Variable& k, const Variable& v,
                    const AttentionOptions& options) {
   const ops::AttentionResult forward =
-      ops::Attention(q.data(), k.data(), v.data(), options);
+      ops::Attention({q.data(), k.data(), v.data()}, options);
   return Record(forward.out, {q, k, v}, [&] {
     return std::make_shared<AttentionNode>(q, k, v, forward, options);
   });

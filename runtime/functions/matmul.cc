@@ -131,7 +131,7 @@ Tensor LinearForward(const Tensor& x, const Tensor& weight, const Tensor& bias,
   const Tensor w = layout == WeightLayout::kOutIn ? Transposed(weight) : weight;
   Shape shape = x.shape();
   shape.set_dim(-1, w.size(-1));
-  const Tensor y = Tensor::Empty(shape, {x.dtype(), x.device()});
+  Tensor y = Tensor::Empty(shape, {x.dtype(), x.device()});
   const Tensor row = x.num_dims() == 1 ? x.Unsqueeze(0) : x;
   ops::MatMulInto(row, w, x.num_dims() == 1 ? y.Unsqueeze(0) : y,
                   {.bias = bias});

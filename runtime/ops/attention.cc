@@ -10,29 +10,29 @@
 namespace tessera::ops {
 namespace {
 
-[[noreturn]] void Refuse(const char* wanted, const Tensor& q, const Tensor& k,
-                         const Tensor& v) {
+[[noreturn]] void Refuse(const char* wanted, const AttentionInputs& inputs) {
   throw Error(absl::InvalidArgumentError(
-      absl::StrCat("Attention: wants ", wanted, "; got q ", q.ToString(),
-                   ", k ", k.ToString(), ", v ", v.ToString())));
+      absl::StrCat("Attention: wants ", wanted, "; got q ", inputs.q.ToString(),
+                   ", k ", inputs.k.ToString(), ", v ", inputs.v.ToString())));
 }
 
-void CheckAttention(const Tensor& q, const Tensor& k, const Tensor& v,
+void CheckAttention(const AttentionInputs& inputs,
                     const AttentionOptions& options) {
+  const Tensor &q = inputs.q, &k = inputs.k, &v = inputs.v;
   if (q.num_dims() != 4 || k.num_dims() != 4 || v.shape() != k.shape()) {
-    Refuse("q [B, T, H, D], k and v [B, S, G, D]", q, k, v);
+    Refuse("q [B, T, H, D], k and v [B, S, G, D]", inputs);
   }
   if (!IsFloating(q.dtype()) || q.dtype() != k.dtype() ||
       k.dtype() != v.dtype()) {
-    Refuse("floats of one dtype, so cast", q, k, v);
+    Refuse("floats of one dtype, so cast", inputs);
   }
   if (q.size(0) != k.size(0) || q.size(3) != k.size(3) || k.size(2) == 0 ||
       q.size(2) % k.size(2) != 0) {
-    Refuse("equal B and D, and H a multiple of G", q, k, v);
+    Refuse("equal B and D, and H a multiple of G", inputs);
   }
   if (options.sliding_window < 0 ||
       (options.sliding_window > 0 && !options.causal)) {
-    Refuse("a sliding window that is positive, with a causal mask", q, k, v);
+    Refuse("a sliding window that is positive, with a causal mask", inputs);
   }
 }
 
@@ -41,17 +41,21 @@ Tensor WithVectors(const Tensor& x) {
   return x.strides().back() == 1 || x.size(-1) <= 1 ? x : Contiguous(x);
 }
 
+AttentionInputs WithVectors(const AttentionInputs& inputs) {
+  return {WithVectors(inputs.q), WithVectors(inputs.k), WithVectors(inputs.v)};
+}
+
 Tensor EmptyLike(const Tensor& x) {
   return Tensor::Empty(x.shape(), {x.dtype(), x.device()});
 }
 
-AttentionArgs ArgsOf(const Tensor& q, const Tensor& k, const Tensor& v,
+AttentionArgs ArgsOf(const AttentionInputs& inputs,
                      const AttentionResult& result,
                      const AttentionOptions& options) {
-  const double dim = static_cast<double>(q.size(3));
-  return {ViewOf(q),
-          ViewOf(k),
-          ViewOf(v),
+  const double dim = static_cast<double>(inputs.q.size(3));
+  return {ViewOf(inputs.q),
+          ViewOf(inputs.k),
+          ViewOf(inputs.v),
           ViewOf(result.out),
           ViewOf(result.logsumexp),
           options.scale.value_or(1 / std::sqrt(dim)),
@@ -60,36 +64,33 @@ AttentionArgs ArgsOf(const Tensor& q, const Tensor& k, const Tensor& v,
 
 }  // namespace
 
-AttentionResult Attention(const Tensor& q, const Tensor& k, const Tensor& v,
+AttentionResult Attention(const AttentionInputs& inputs,
                           const AttentionOptions& options) {
-  CheckAttention(q, k, v, options);
-  const Tensor queries = WithVectors(q);
-  const Tensor keys = WithVectors(k);
-  const Tensor values = WithVectors(v);
+  CheckAttention(inputs, options);
+  const AttentionInputs from = WithVectors(inputs);
+  const Tensor& q = inputs.q;
   AttentionResult result;
   result.out = EmptyLike(q);
   result.logsumexp = Tensor::Empty({q.size(0), q.size(2), q.size(1)},
                                    {AccumulateDType(q.dtype()), q.device()});
-  Run(kAttention, ArgsOf(queries, keys, values, result, options),
-      {&queries, &keys, &values}, {&result.out, &result.logsumexp});
+  Run(kAttention, ArgsOf(from, result, options), {&from.q, &from.k, &from.v},
+      {&result.out, &result.logsumexp});
   return result;
 }
 
-AttentionGradients AttentionBackward(const Tensor& q, const Tensor& k,
-                                     const Tensor& v,
+AttentionGradients AttentionBackward(const AttentionInputs& inputs,
                                      const AttentionResult& forward,
                                      const Tensor& grad_out,
                                      const AttentionOptions& options) {
-  CheckAttention(q, k, v, options);
-  const Tensor queries = WithVectors(q);
-  const Tensor keys = WithVectors(k);
-  const Tensor values = WithVectors(v);
+  CheckAttention(inputs, options);
+  const AttentionInputs from = WithVectors(inputs);
   const Tensor grad = WithVectors(grad_out);
-  const AttentionGradients result = {EmptyLike(q), EmptyLike(k), EmptyLike(v)};
+  AttentionGradients result = {EmptyLike(inputs.q), EmptyLike(inputs.k),
+                               EmptyLike(inputs.v)};
   Run(kAttentionBackward,
-      {ArgsOf(queries, keys, values, forward, options), ViewOf(grad),
-       ViewOf(result.q), ViewOf(result.k), ViewOf(result.v)},
-      {&queries, &keys, &values, &forward.out, &forward.logsumexp, &grad},
+      {ArgsOf(from, forward, options), ViewOf(grad), ViewOf(result.q),
+       ViewOf(result.k), ViewOf(result.v)},
+      {&from.q, &from.k, &from.v, &forward.out, &forward.logsumexp, &grad},
       {&result.q, &result.k, &result.v});
   return result;
 }

@@ -17,16 +17,21 @@ struct AttentionOptions {
   std::optional<double> scale = {};  // 1 / sqrt(D) unless given.
 };
 
+struct AttentionInputs {
+  Tensor q;  // [B, T, H, D]
+  Tensor k;  // [B, S, G, D], H a multiple of G.
+  Tensor v;  // [B, S, G, D]
+};
+
 // `logsumexp` [B, H, T], float32 (float64 for float64), is for backward.
 struct AttentionResult {
   Tensor out;
   Tensor logsumexp;
 };
 
-// q [B, T, H, D], k and v [B, S, G, D], H a multiple of G; out [B, T, H, D] is
-// contiguous. Parts of a fused projection need no copy. A query that sees no
-// key gets 0. Throws when shapes or dtypes do not fit.
-AttentionResult Attention(const Tensor& q, const Tensor& k, const Tensor& v,
+// out [B, T, H, D] is contiguous. Parts of a fused projection need no copy. A
+// query that sees no key gets 0. Throws when shapes or dtypes do not fit.
+AttentionResult Attention(const AttentionInputs& inputs,
                           const AttentionOptions& options = {});
 
 struct AttentionGradients {
@@ -35,9 +40,8 @@ struct AttentionGradients {
   Tensor v;
 };
 
-// `forward` is what Attention gave for the same arguments.
-AttentionGradients AttentionBackward(const Tensor& q, const Tensor& k,
-                                     const Tensor& v,
+// `forward` is what Attention gave for the same inputs and options.
+AttentionGradients AttentionBackward(const AttentionInputs& inputs,
                                      const AttentionResult& forward,
                                      const Tensor& grad_out,
                                      const AttentionOptions& options);

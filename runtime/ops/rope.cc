@@ -45,7 +45,7 @@ void CheckRope(const Tensor& x, const RopePositions& positions) {
 
 Tensor Rope(const Tensor& x, const RopePositions& positions, bool inverse) {
   CheckRope(x, positions);
-  const Tensor y = Tensor::Empty(x.shape(), {x.dtype(), x.device()});
+  Tensor y = Tensor::Empty(x.shape(), {x.dtype(), x.device()});
   const Tensor from =
       x.strides().back() == 1 || x.size(3) <= 1 ? x : Contiguous(x);
   Run(kRope,

@@ -12,7 +12,7 @@ Tensor Softmax(const Tensor& x) {
     throw Error(absl::InvalidArgumentError(absl::StrCat(
         "Softmax: wants a floating x [..., C]; got ", x.ToString())));
   }
-  const Tensor y = Tensor::Empty(x.shape(), {x.dtype(), x.device()});
+  Tensor y = Tensor::Empty(x.shape(), {x.dtype(), x.device()});
   const Tensor x_rows = AsRows(x);
   const Tensor y_rows = AsRows(y);
   Run(kSoftmax, {ViewOf(x_rows), ViewOf(y_rows)}, {&x_rows}, {&y_rows});
@@ -20,7 +20,7 @@ Tensor Softmax(const Tensor& x) {
 }
 
 Tensor SoftmaxBackward(const Tensor& y, const Tensor& grad_y) {
-  const Tensor grad_x = Tensor::Empty(y.shape(), {y.dtype(), y.device()});
+  Tensor grad_x = Tensor::Empty(y.shape(), {y.dtype(), y.device()});
   const Tensor y_rows = AsRows(y);
   const Tensor grad_y_rows = AsRows(grad_y);
   const Tensor grad_x_rows = AsRows(grad_x);
