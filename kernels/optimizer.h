@@ -40,7 +40,7 @@ struct AdamWSegment : OptimizerSegment {
 //   v = beta2 * v + (1 - beta2) * g^2
 //   p -= lr * (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps)
 struct AdamWArgs {
-  std::vector<AdamWSegment> segments;
+  std::vector<AdamWSegment> segments = {};
   const float* grad_scale = nullptr;  // One number on the device; null: 1.
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -60,7 +60,7 @@ struct SgdSegment : OptimizerSegment {
 //   p -= lr * (nesterov ? g + momentum * b : b)
 // and without momentum p -= lr * g.
 struct SgdArgs {
-  std::vector<SgdSegment> segments;
+  std::vector<SgdSegment> segments = {};
   const float* grad_scale = nullptr;  // One number on the device; null: 1.
   double lr = 1e-3;
   double momentum = 0;
@@ -78,7 +78,7 @@ struct UnscaleSegment {
 // gradient *= factor; *found_inf = 1 where a gradient, before that, was not
 // finite, else it is left as it is.
 struct UnscaleArgs {
-  std::vector<UnscaleSegment> segments;
+  std::vector<UnscaleSegment> segments = {};
   double factor = 1;
   float* found_inf = nullptr;
 };
