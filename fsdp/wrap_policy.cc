@@ -355,12 +355,15 @@ absl::StatusOr<IgnoredSet> FindIgnored(
     const std::vector<std::string>& patterns) {
   IgnoredSet ignored;
   const std::vector<NamedModule> all = root.NamedModules();
-  const auto ignore_below = [&](const Module& module) {
+  const auto ignore_below = [&](Module& module) {
+    for (const NamedModule& m : module.NamedModules()) {
+      ignored.modules.insert(m.module);
+    }
     for (const NamedVariable& p : module.NamedParameters()) {
       ignored.parameters.insert(p.variable.impl().get());
     }
   };
-  for (const Module* module : modules) {
+  for (Module* module : modules) {
     const bool found =
         std::any_of(all.begin(), all.end(),
                     [&](const NamedModule& m) { return m.module == module; });

@@ -50,6 +50,7 @@ using WrapPolicy = std::variant<WrapByDefault, WrapNothing, WrapByClass,
 // What is kept out of sharding.
 struct IgnoredSet {
   std::set<const VariableImpl*> parameters;
+  std::set<const Module*> modules;  // Whole ones, and all below them.
 
   bool Contains(const Variable& parameter) const {
     return parameters.contains(parameter.impl().get());

@@ -297,6 +297,7 @@ TEST(FindIgnored, ByModuleByModuleNameAndByParameterName) {
   const auto ignored = FindIgnored(*model, {head}, {"h\\.0", ".*ln_f\\.bias"});
   ASSERT_TRUE(ignored.ok()) << ignored.status();
   EXPECT_EQ(ignored->parameters.size(), 1u + 4u + 1u);
+  EXPECT_EQ(ignored->modules.size(), 1u + 3u);
   const WrapResult result = Plan(*model, WrapByDefault{}, *ignored);
   EXPECT_THAT(Names(result), ElementsAre("wte", "h.1", "(root)"));
   EXPECT_THAT(result.units.back().parameter_names, ElementsAre("ln_f.weight"));

@@ -16,6 +16,8 @@ class ModuleList : public Module {
  public:
   ModuleList() : Module("ModuleList") {}
 
+  bool IsContainer() const override { return true; }
+
   void Append(std::shared_ptr<M> module) {
     modules_.push_back(
         RegisterModule(std::to_string(modules_.size()), std::move(module)));
