@@ -666,7 +666,8 @@ TEST_P(CommunicatorTest, FailureAtTheNthCallReachesAllRanks) {
         }
         launch = comm->AllReduce({&x, 1}, {}, stream, "norm");
       }
-      const absl::Status status = Try([&] { stream.Synchronize(); });
+      absl::Status status = Try([&] { stream.Synchronize(); });
+      if (status.ok()) status = launch;
       ASSERT_FALSE(status.ok());
       if (comm->rank() == 1) {
         EXPECT_THAT(status,

@@ -13,7 +13,8 @@ namespace tessera {
 
 // Collective over the ranks of `group`, which meet at `store` under `id`, a
 // name of their own. Listens on the interface that TESSERA_GLOO_INTERFACE
-// names, or else on the one that leads to the store.
+// names, or else on the one that leads to the store. Makes the process ignore
+// SIGPIPE when nothing else handles it.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
     std::shared_ptr<Store> store, const CommunicatorGroup& group,
     const std::string& id, const WaitOptions& wait);

@@ -1,6 +1,7 @@
 #include "fsdp/comm/gloo_mesh.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <stdexcept>
 #include <utility>
@@ -54,6 +55,16 @@ class StoreForGloo final : public gloo::rendezvous::Store {
   const std::string prefix_;
 };
 
+// gloo writes to sockets in a way that ends the process by a signal when the
+// other side has gone, unless the signal is ignored: then it is an error.
+void IgnoreBrokenPipes() {
+  struct sigaction current {};
+  if (sigaction(SIGPIPE, nullptr, &current) == 0 &&
+      current.sa_handler == SIG_DFL) {
+    signal(SIGPIPE, SIG_IGN);
+  }
+}
+
 std::shared_ptr<gloo::transport::Device> MakeDevice(const Store& store) {
   gloo::transport::tcp::attr attributes;
   const char* interface = std::getenv("TESSERA_GLOO_INTERFACE");
@@ -78,6 +89,7 @@ absl::StatusOr<std::unique_ptr<GlooMesh>> GlooMesh::Connect(
     const WaitOptions& wait) {
   std::unique_ptr<GlooMesh> mesh(new GlooMesh(group, wait));
   if (group.size() == 1) return mesh;
+  IgnoreBrokenPipes();
   const absl::Status status = Try([&] {
     auto context =
         std::make_shared<gloo::rendezvous::Context>(group.rank, group.size());

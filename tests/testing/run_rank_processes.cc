@@ -149,6 +149,8 @@ void RunRankProcesses(RankKind kind, int world_size,
         Outcome(status, rank, ranks[rank].pipe, options.ranks_may_be_killed);
     close(ranks[rank].pipe);
     if (error.status.ok()) continue;
+    std::fprintf(stderr, "rank %d of %d: %s\n", rank, world_size,
+                 error.status.ToString().c_str());
     if (first.status.ok() || error.time_ns < first.time_ns) first = error;
   }
   OrThrow(first.status);
