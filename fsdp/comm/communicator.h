@@ -101,7 +101,7 @@ class Communicator {
 
   // Blocking exchange of host bytes: the values of all ranks, by rank. Sizes
   // may differ. Used to validate before the first collective.
-  absl::StatusOr<std::vector<std::string>> AllGatherBytes(
+  virtual absl::StatusOr<std::vector<std::string>> AllGatherBytes(
       const std::string& value, std::string_view what);
   // `status` of this rank becomes everybody's: OK when all are OK, else the
   // first failing rank's error, with its rank named, on all ranks.

@@ -164,11 +164,6 @@ absl::Status CheckReduction(DType dtype, DType output_dtype,
     return absl::InvalidArgumentError(absl::StrCat(
         operation, ": wanted a positive divisor, got ", reduction.divisor));
   }
-  if (!IsFloating(dtype) && reduction.divisor != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(operation, ": sums of ", DTypeName(dtype),
-                     " are not divided; divisor is ", reduction.divisor));
-  }
   return absl::OkStatus();
 }
 
