@@ -12,9 +12,13 @@ def _deps(deps, openmp):
     return deps + (["@system//:openmp"] if openmp else [])
 
 def tessera_cc_library(name, copts = [], deps = [], openmp = False, **kwargs):
-    """A cc_library. `openmp` compiles its loops for oneDNN's team of threads."""
+    """A cc_library. `openmp` compiles its loops for oneDNN's team of threads.
+
+    Linked statically only, or each source would be compiled twice.
+    """
     native.cc_library(
         name = name,
+        linkstatic = True,
         copts = _copts(copts, openmp),
         deps = _deps(deps, openmp),
         **kwargs
