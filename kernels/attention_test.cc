@@ -189,7 +189,7 @@ class AttentionTest : public ::testing::TestWithParam<bool> {
 
 TEST_P(AttentionTest, EqualsLoopsAtOddLengths) {
   for (DType dtype : kFloats) {
-    for (int64_t length : {1, 7, 33, 64, 65, 130, 200}) {
+    for (int64_t length : {1, 7, 33, 64, 65, 130}) {
       for (bool causal : {true, false}) {
         Case t{.queries = length, .keys = length, .dtype = dtype};
         t.mask.causal = causal;
@@ -245,8 +245,8 @@ TEST_P(AttentionTest, MoreQueriesThanKeys) {
 
 TEST_P(AttentionTest, WindowsSlide) {
   for (DType dtype : kFloats) {
-    for (int64_t window : {1, 3, 16, 64, 100, 500}) {
-      Case t{.queries = 150, .keys = 150, .dtype = dtype};
+    for (int64_t window : {1, 3, 16, 64, 500}) {
+      Case t{.queries = 100, .keys = 100, .dtype = dtype};
       t.mask.sliding_window = window;
       ExpectAttention(t);
       t.queries = 20;

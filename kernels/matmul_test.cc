@@ -237,7 +237,7 @@ TEST_P(MatMulTest, NothingToMultiply) {
 TEST_P(MatMulTest, ThreadsDoNotChangeBits) {
   for (const auto [in, out] : kDTypes) {
     if (in == DType::kBFloat16 && GetParam() == Way::kDefault) continue;
-    Case t{0, 100, 300, 1100, in, out};
+    Case t{0, 40, 150, 600, in, out};
     t.bias = t.accumulate = true;
     const std::vector<uint8_t> expected = ProductBytes(t);
     for (int num_threads : {2, 3, 4, 7}) {
@@ -249,7 +249,7 @@ TEST_P(MatMulTest, ThreadsDoNotChangeBits) {
 
 TEST_P(MatMulTest, OffsetsDoNotChangeBits) {
   for (const auto [in, out] : kDTypes) {
-    Case t{0, 37, 131, 70, in, out};
+    Case t{0, 13, 53, 20, in, out};
     t.bias = t.accumulate = true;
     const std::vector<uint8_t> expected = ProductBytes(t);
     for (int64_t offset = 0; offset < 34; ++offset) {
@@ -281,6 +281,33 @@ INSTANTIATE_TEST_SUITE_P(Ways, MatMulTest,
                          ::testing::Values(Way::kDefault,
                                            Way::kBFloat16InFloat32,
                                            Way::kAvx2));
+
+TEST(BiasGradientTest, SumsRows) {
+  for (DType dtype :
+       {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
+    const DType sum_dtype = AccumulateDType(dtype);
+    for (int64_t rows : {0, 1, 7, 64, 65, 200}) {
+      for (int64_t cols : {0, 1, 7, 33, 130}) {
+        for (bool accumulate : {false, true}) {
+          HostTensor x(dtype, {rows, cols}, {cols + 3, 1}, 3);
+          HostTensor out(sum_dtype, {cols}, 1);
+          x.Set(RandomValues(rows * cols, 1));
+          out.Set(RandomValues(cols, 2));
+          std::vector<double> expected = out.Get();
+          if (!accumulate) expected.assign(cols, 0);
+          const std::vector<double> values = x.Get();
+          for (int64_t i = 0; i < rows * cols; ++i) {
+            expected[i % cols] += values[i];
+          }
+          ASSERT_OK(
+              kBiasGradient({x.view(), out.view(), accumulate}, TestLaunch(3)));
+          EXPECT_TRUE(AllCloseAs(sum_dtype, out.Get(), expected, rows + 1));
+          EXPECT_TRUE(cols == 0 || out.GuardsIntact());
+        }
+      }
+    }
+  }
+}
 
 TEST(MatMulErrorTest, SaysWhatDoesNotFit) {
   const auto status = [](const HostTensor& a, const HostTensor& b,
