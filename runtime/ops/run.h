@@ -1,9 +1,9 @@
 // The one door from ops to kernels.
 #pragma once
 
-#include <initializer_list>
 #include <utility>
 
+#include "absl/types/span.h"
 #include "kernels/kernel.h"
 #include "kernels/status.h"
 #include "runtime/device/device.h"
@@ -12,7 +12,8 @@
 
 namespace tessera::ops {
 
-using TensorList = std::initializer_list<const Tensor*>;
+// Braces `{&a, &b}` or a vector.
+using TensorList = absl::Span<const Tensor* const>;
 
 // The device that all of `tensors` (undefined ones aside) are on; throws,
 // naming `operation`, when they differ.

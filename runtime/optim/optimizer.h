@@ -84,10 +84,11 @@ struct NamedOptimizerState {
 //
 //   class Momentum : public Optimizer {
 //     using Optimizer::Optimizer;
-//     std::vector<std::string> StateNames() const override { return {"m"}; }
+//     std::vector<std::string> StateNames(
+//         const OptimizerOptions&) const override { return {"m"}; }
 //     void StepGroup(const OptimizerOptions& options,
 //                    const std::vector<ParameterUpdate>& updates,
-//                    const Tensor& grad_scale) override {
+//                    const Tensor&) override {
 //       for (const ParameterUpdate& u : updates) {
 //         const Tensor& m = u.State("m");
 //         ops::ScaleInPlace(m, options.momentum);
@@ -98,8 +99,8 @@ struct NamedOptimizerState {
 //   };
 class Optimizer {
  public:
-  // Throws Error(kInvalidArgument) when there is no parameter, one is in two
-  // groups, or two have one name.
+  // Throws Error(kInvalidArgument) when there is no parameter, one is undefined
+  // or listed twice, or two have one name.
   explicit Optimizer(std::vector<ParameterGroup> groups);
   virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
@@ -129,9 +130,10 @@ class Optimizer {
   // before the first update; then the tensors, which share memory with the
   // optimizer.
   std::vector<NamedOptimizerState> NamedState() const;
-  // Copies `states` in place of all there is. Refuses, and then changes
-  // nothing: parameters and states that it does not know, a missing state of a
-  // parameter that requires a gradient, a wrong number of elements.
+  // Copies `states` in place of all there is; tensors of any floating dtype.
+  // Refuses, and then changes nothing: parameters and states that it does not
+  // know, a missing state of a parameter that requires a gradient, a wrong
+  // number of elements.
   absl::Status LoadState(const std::vector<NamedOptimizerState>& states);
 
  protected:
@@ -141,21 +143,24 @@ class Optimizer {
   virtual void StepGroup(const OptimizerOptions& options,
                          const std::vector<ParameterUpdate>& updates,
                          const Tensor& grad_scale) = 0;
-  // The tensors that StepGroup keeps of a parameter: what LoadState accepts,
-  // and demands of a parameter that has been updated.
-  virtual std::vector<std::string> StateNames() const = 0;
+  // The tensors that StepGroup keeps of a parameter of a group with `options`:
+  // what LoadState accepts, and demands of a parameter that has been updated.
+  virtual std::vector<std::string> StateNames(
+      const OptimizerOptions& options) const = 0;
   // Whether StepGroup itself applies `grad_scale` and writes shadows. If not,
   // Step does both, in passes of its own.
   virtual bool IsFused() const { return false; }
 
  private:
   struct Slot {
+    int group = 0;
     Variable variable;
     ParameterState state;
     Tensor shadow;
   };
   std::vector<ParameterUpdate> UpdatesOf(const ParameterGroup& group);
-  void ScaleGradients(const std::vector<ParameterUpdate>& updates) const;
+  static void ScaleGradients(const std::vector<ParameterUpdate>& updates,
+                             const Tensor& grad_scale);
   absl::Status LoadEntry(const NamedOptimizerState& entry,
                          std::map<std::string, ParameterState>& loaded) const;
   absl::Status CheckComplete(
