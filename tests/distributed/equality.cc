@@ -98,10 +98,9 @@ int64_t CountedTokens(int step) {
 std::string HashOf(const Tensor& tensor) {
   const Tensor whole = ops::Contiguous(tensor);
   ComputeStream(whole.device()).Synchronize();
-  const XXH64_hash_t hash =
-      whole.num_elements() == 0
-          ? 0
-          : XXH3_64bits(whole.data(), whole.num_bytes());
+  const XXH64_hash_t hash = whole.num_elements() == 0
+                                ? 0
+                                : XXH3_64bits(whole.data(), whole.num_bytes());
   return absl::StrFormat("%016x", hash);
 }
 
@@ -136,7 +135,8 @@ std::vector<std::string> TrainRank(const EqualityCase& test,
       sharded->ForEachFullTensor(
           [](const ShardedParameter& p) { return p.variable.grad(); },
           [&](const std::string& name, const Tensor& grad) {
-            lines.push_back(absl::StrCat("gradient ", name, ": ", HashOf(grad)));
+            lines.push_back(
+                absl::StrCat("gradient ", name, ": ", HashOf(grad)));
           });
     }
     const double norm = sharded->ClipGradNorm(0.5);
@@ -164,10 +164,16 @@ std::string EqualityCase::ToString() const {
 }
 
 const std::vector<std::string>& EqualityStrategies() {
-  static const auto* strategies = new std::vector<std::string>{
-      "v1 FULL_SHARD",   "v1 SHARD_GRAD_OP",      "v1 NO_SHARD",
-      "v1 HYBRID_SHARD", "v1 HYBRID_SHARD_ZERO2", "v2 true",
-      "v2 false",        "v2 2",                  "v2 mesh"};
+  static const auto* strategies =
+      new std::vector<std::string>{"v1 FULL_SHARD",
+                                   "v1 SHARD_GRAD_OP",
+                                   "v1 NO_SHARD",
+                                   "v1 HYBRID_SHARD",
+                                   "v1 HYBRID_SHARD_ZERO2",
+                                   "v2 true",
+                                   "v2 false",
+                                   "v2 2",
+                                   "v2 mesh"};
   return *strategies;
 }
 
@@ -177,8 +183,8 @@ std::vector<EqualityCase> AllEqualityCases(const std::string& model,
   std::vector<EqualityCase> cases;
   for (const std::string& strategy : EqualityStrategies()) {
     std::vector<MeshShape> meshes = {{}};
-    const bool grid = strategy.find("HYBRID") != std::string::npos ||
-                      strategy == "v2 mesh";
+    const bool grid =
+        strategy.find("HYBRID") != std::string::npos || strategy == "v2 mesh";
     if (grid) {
       meshes.clear();
       for (int replicate = 1; replicate <= world_size; ++replicate) {
@@ -190,7 +196,8 @@ std::vector<EqualityCase> AllEqualityCases(const std::string& model,
     for (const MeshShape& mesh : meshes) {
       for (RankKind ranks : AllRankKinds()) {
         for (bool prefetch : {false, true}) {
-          for (StreamMode compute : {StreamMode::kInline, StreamMode::kQueued}) {
+          for (StreamMode compute :
+               {StreamMode::kInline, StreamMode::kQueued}) {
             cases.push_back({model, strategy, world_size, mesh, ranks, prefetch,
                              compute, mixed_precision});
           }
@@ -205,25 +212,24 @@ std::vector<std::string> RunEqualityCase(const EqualityCase& test) {
   // Ranks may be processes: rank 0 writes its lines to a pipe-like file.
   std::FILE* file = std::tmpfile();
   TESSERA_CHECK(file != nullptr);
-  RunRanksAs(test.ranks, test.world_size,
-             [&](const std::shared_ptr<Communicator>& world) {
-               const std::string text =
-                   absl::StrJoin(TrainRank(test, world), "\n");
-               if (world->rank() == 0) {
-                 std::fwrite(text.data(), 1, text.size(), file);
-                 std::fflush(file);
-               }
-               // What clipping used is the same on every rank.
-               const auto all = OrThrow(world->AllGatherBytes(text, "result"));
-               for (int rank = 1; rank < world->world_size(); ++rank) {
-                 const std::string difference =
-                     FirstDifference(absl::StrSplit(all[rank], '\n'),
-                                     absl::StrSplit(all[0], '\n'));
-                 if (difference.empty()) continue;
-                 throw Error(absl::InternalError(absl::StrCat(
-                     "rank ", rank, " against rank 0: ", difference)));
-               }
-             });
+  RunRanksAs(
+      test.ranks, test.world_size,
+      [&](const std::shared_ptr<Communicator>& world) {
+        const std::string text = absl::StrJoin(TrainRank(test, world), "\n");
+        if (world->rank() == 0) {
+          std::fwrite(text.data(), 1, text.size(), file);
+          std::fflush(file);
+        }
+        // What clipping used is the same on every rank.
+        const auto all = OrThrow(world->AllGatherBytes(text, "result"));
+        for (int rank = 1; rank < world->world_size(); ++rank) {
+          const std::string difference = FirstDifference(
+              absl::StrSplit(all[rank], '\n'), absl::StrSplit(all[0], '\n'));
+          if (difference.empty()) continue;
+          throw Error(absl::InternalError(
+              absl::StrCat("rank ", rank, " against rank 0: ", difference)));
+        }
+      });
   std::rewind(file);
   std::string text;
   char buffer[4096];

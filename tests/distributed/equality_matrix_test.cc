@@ -27,10 +27,10 @@ TEST_P(EqualityMatrixTest, EveryWayToShardGivesTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, EqualityMatrixTest,
-    ::testing::Combine(::testing::Values("gpt2", "llama"),
-                       ::testing::Values(1, 2, 3, 4), ::testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(All, EqualityMatrixTest,
+                         ::testing::Combine(::testing::Values("gpt2", "llama"),
+                                            ::testing::Values(1, 2, 3, 4),
+                                            ::testing::Bool()));
 
 }  // namespace
 }  // namespace tessera

@@ -1,6 +1,8 @@
 // Every way to shard gives the same bits at
 // the same number of ranks. A pairwise choice of all cases; all of them are the
 // manual test equality_matrix_test.
+#include "tests/distributed/equality.h"
+
 #include <gtest/gtest.h>
 
 #include <map>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "tests/distributed/equality.h"
 
 namespace tessera {
 namespace {

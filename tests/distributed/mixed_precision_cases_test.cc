@@ -1,0 +1,276 @@
+// Types of parameters, gradients, buffers, inputs and the wire.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/functions/elementwise.h"
+#include "runtime/functions/matmul.h"
+#include "runtime/functions/norm.h"
+#include "runtime/ops/elementwise.h"
+#include "tests/distributed/case_models.h"
+#include "tests/distributed/sharded_run.h"
+
+namespace tessera {
+namespace {
+
+CaseModule& Case(Module& module) { return static_cast<CaseModule&>(module); }
+
+Mode InBFloat16(Mode mode) {
+  mode.options.mixed_precision.param_dtype = DType::kBFloat16;
+  mode.options.mixed_precision.reduce_dtype = DType::kFloat32;
+  return mode;
+}
+
+// A module with buffers of three types.
+std::shared_ptr<CaseModule> MakeWithBuffers() {
+  auto module = MakeLinear(3, 3);
+  module->AddBuffer("running_mean", ops::Full({3}, 1.0 + 0x1p-20));
+  module->AddBuffer("count", Tensor::FromVector(std::vector<int64_t>{3}, {1}));
+  module->AddBuffer("mask",
+                    Tensor::FromVector(std::vector<bool>{true, false}, {2}));
+  return module;
+}
+
+Scenario BufferScenario() {
+  return {.make_model =
+              [] {
+                auto model = std::make_shared<CaseModule>("Model");
+                auto a = model->AddChild("a", MakeWithBuffers());
+                auto b = model->AddChild("b", MakeWithBuffers());
+                model->body = [a, b](const Variable& x) {
+                  return (*b)((*a)(x));
+                };
+                return model;
+              },
+          .train =
+              [](Module& model, Pass& pass) {
+                const Variable x = CaseInput(2, 3, pass.rank(), pass.step());
+                pass.Backward(
+                    SumOf(functions::Cast(Case(model)(x), DType::kFloat32)));
+              },
+          .num_steps = 1};
+}
+
+std::map<std::string, DType> BufferTypes(Module& model) {
+  std::map<std::string, DType> types;
+  for (const NamedBuffer& b : model.NamedBuffers()) {
+    types[b.name] = b.variable.dtype();
+  }
+  return types;
+}
+
+// MIX-06: statistics and counters keep their types as well.
+TEST(MixedPrecisionCases, Mix01Mix06BuffersKeepTheirTypeUnlessAsked) {
+  for (Mode mode : {InBFloat16(FullShard()), InBFloat16(PerParameter())}) {
+    RunSharded(BufferScenario(), 2, mode,
+               [&](Module& model, FullyShardedModule&) {
+                 const auto types = BufferTypes(model);
+                 EXPECT_EQ(types.at("a.running_mean"), DType::kFloat32);
+                 EXPECT_EQ(types.at("a.count"), DType::kInt64);
+                 EXPECT_EQ(types.at("a.mask"), DType::kBool);
+               });
+  }
+}
+
+TEST(MixedPrecisionCases, Mix01FloatingBuffersAreCastWhenAsked) {
+  Mode mode = InBFloat16(FullShard());
+  mode.options.mixed_precision.buffer_dtype = DType::kBFloat16;
+  mode.options.ignored_patterns = {"b"};
+  Scenario scenario = BufferScenario();
+  scenario.num_steps = 0;
+  RunSharded(scenario, 2, mode, [&](Module& model, FullyShardedModule&) {
+    const auto types = BufferTypes(model);
+    EXPECT_EQ(types.at("a.running_mean"), DType::kBFloat16);
+    EXPECT_EQ(types.at("a.count"), DType::kInt64);
+    EXPECT_EQ(types.at("a.mask"), DType::kBool);
+    EXPECT_EQ(types.at("b.running_mean"), DType::kFloat32) << "ignored";
+  });
+}
+
+// One weight of 1; its gradient on rank r is `of_rank(r, part)`.
+Scenario OneWeight(int num_parts,
+                   std::function<double(int rank, int part)> gradient) {
+  return {.make_model =
+              [] {
+                auto model = std::make_shared<CaseModule>("One");
+                const Variable w = model->AddParameter("w", {1});
+                model->body = [w](const Variable& x) {
+                  return functions::Mul(x, w);
+                };
+                return model;
+              },
+          .train =
+              [num_parts, gradient = std::move(gradient)](Module& model,
+                                                          Pass& pass) {
+                for (int part = 0; part < num_parts; ++part) {
+                  const Variable x(ops::Full({1}, gradient(pass.rank(), part)));
+                  const Variable y = Case(model)(x);
+                  pass.Backward(SumOf(functions::Cast(y, DType::kFloat32)));
+                }
+              },
+          .num_steps = 1};
+}
+
+// A running bfloat16 sum of ones would stay at 256; 8 ranks of 128 each.
+TEST(MixedPrecisionCases, Mix03ReductionOfBFloat16SumsInFloat32) {
+  const Scenario scenario =
+      OneWeight(1, [](int rank, int) { return rank == 0 ? 256.0 : 1.0; });
+  for (Mode mode : {FullShard(), PerParameter()}) {
+    mode.options.mixed_precision.param_dtype = DType::kBFloat16;
+    mode.options.mixed_precision.reduce_dtype = DType::kBFloat16;
+    mode.options.gradient_divisor = 1.0;
+    const Outcome outcome = RunSharded(scenario, 8, mode);
+    // 263 rounds to 264 at the very end, if the result is narrow at all.
+    EXPECT_NEAR(outcome.gradients.at("w")[0], 263.0, 1.0) << mode.name;
+  }
+}
+
+TEST(MixedPrecisionCases, Mix04MicroBatchesAccumulateInFloat32) {
+  const Scenario scenario =
+      OneWeight(257, [](int, int part) { return part == 0 ? 1.0 : 0x1p-8; });
+  for (const Mode& mode :
+       {InBFloat16(FullShard()), InBFloat16(PerParameter())}) {
+    EXPECT_EQ(RunSharded(scenario, 2, mode).gradients.at("w")[0], 2.0)
+        << mode.name;
+  }
+}
+
+// Two linears and a norm, computed in bfloat16 from float32 masters.
+std::shared_ptr<CaseModule> MakeNormed() {
+  auto model = std::make_shared<CaseModule>("Normed");
+  auto first = model->AddChild("first", MakeLinear(4, 8));
+  auto norm = std::make_shared<CaseModule>("Norm");
+  const Variable weight = norm->AddParameter("weight", {8});
+  const Variable bias = norm->AddParameter("bias", {8});
+  norm->body = [weight, bias](const Variable& x) {
+    return functions::LayerNorm(x, weight, bias, 1e-5);
+  };
+  model->AddChild("norm", norm);
+  auto last = model->AddChild("last", MakeLinear(8, 2));
+  model->body = [=](const Variable& x) {
+    return (*last)(
+        functions::Gelu((*norm)((*first)(x)), functions::GeluKind::kTanh));
+  };
+  return model;
+}
+
+Scenario NormedScenario() {
+  return {.make_model = MakeNormed,
+          .train =
+              [](Module& model, Pass& pass) {
+                const Variable x = CaseInput(2, 4, pass.rank(), pass.step());
+                const Variable y =
+                    functions::Cast(Case(model)(x), DType::kFloat32);
+                pass.Backward(SumOfSquares(y));
+              },
+          .num_steps = 5,
+          .learning_rate = 0.02};
+}
+
+// One rank, sharded, is the unsharded run in the same types; all strategies
+// give the same bits.
+TEST(MixedPrecisionCases, Mix05EveryStrategyComputesInTheSameTypes) {
+  for (const int world_size : {1, 2, 4}) {
+    const Outcome expected =
+        RunSharded(NormedScenario(), world_size, InBFloat16(FullShard()));
+    const Outcome in_float32 = RunOracle(NormedScenario(), world_size);
+    ExpectSame({.losses = expected.losses,
+                .parameters = {},
+                .gradients = {},
+                .shapes = in_float32.shapes},
+               {.losses = in_float32.losses,
+                .parameters = {},
+                .gradients = {},
+                .shapes = in_float32.shapes},
+               2e-2);
+    EXPECT_NE(expected.losses, in_float32.losses) << "nothing was narrow";
+    for (const Mode& mode : AllModes(world_size)) {
+      SCOPED_TRACE(absl::StrCat(mode.name, " on ", world_size));
+      const Outcome actual =
+          RunSharded(NormedScenario(), world_size, InBFloat16(mode));
+      EXPECT_EQ(actual.losses, expected.losses);
+      EXPECT_EQ(actual.parameters, expected.parameters);
+    }
+  }
+}
+
+// J.90: what is seen in forward, at rest, and as a gradient.
+TEST(MixedPrecisionCases, TypesOfViewShardAndGradient) {
+  Scenario scenario = NormedScenario();
+  scenario.num_steps = 1;
+  scenario.make_model = [] {
+    auto model = std::make_shared<CaseModule>("Watched");
+    auto inner = model->AddChild("inner", MakeLinear(4, 4));
+    const Variable weight = inner->own_parameters()[0].variable;
+    inner->body = [weight, body = inner->body](const Variable& x) {
+      EXPECT_EQ(weight.dtype(), DType::kBFloat16);
+      return body(x);
+    };
+    model->body = [inner](const Variable& x) { return (*inner)(x); };
+    return model;
+  };
+  for (const Mode& mode : {FullShard(), PerParameter()}) {
+    RunSharded(scenario, 2, InBFloat16(mode),
+               [&](Module& model, FullyShardedModule&) {
+                 for (const NamedVariable& p : model.NamedParameters()) {
+                   EXPECT_EQ(p.variable.dtype(), DType::kFloat32) << p.name;
+                   EXPECT_EQ(p.variable.grad().dtype(), DType::kFloat32);
+                 }
+               });
+  }
+}
+
+// A struct of a float and an integer tensor, as a model might take it.
+struct Batch {
+  Variable values;
+  Variable ids;
+  template <typename F>
+  void VisitVariables(F&& f) {
+    tessera::VisitVariables(values, f);
+    tessera::VisitVariables(ids, f);
+  }
+};
+
+class TakesBatch : public Module {
+ public:
+  TakesBatch() : Module("TakesBatch") {
+    weight_ = RegisterParameter("weight", Shape{2, 3});
+  }
+  Variable operator()(const Batch& batch) {
+    return Call(
+        [this](const Batch& b) {
+          seen_ = {b.values.dtype(), b.ids.dtype()};
+          return functions::Linear(b.values, weight_, Variable());
+        },
+        batch);
+  }
+  const std::vector<DType>& seen() const { return seen_; }
+
+ private:
+  Variable weight_;
+  std::vector<DType> seen_;
+};
+
+// J.93
+TEST(MixedPrecisionCases, Mix07InputsInStructsAreCast) {
+  const Scenario scenario{
+      .make_model = [] { return std::make_shared<TakesBatch>(); },
+      .train =
+          [](Module& module, Pass& pass) {
+            auto& model = static_cast<TakesBatch&>(module);
+            const Batch batch{
+                CaseInput(2, 3, pass.rank(), pass.step()),
+                Variable(Tensor::FromVector(std::vector<int64_t>{1}, {1}))};
+            pass.Backward(
+                SumOf(functions::Cast(model(batch), DType::kFloat32)));
+            EXPECT_THAT(model.seen(),
+                        testing::ElementsAre(DType::kBFloat16, DType::kInt64));
+          },
+      .num_steps = 1};
+  for (const Mode& mode : {FullShard(), PerParameter()}) {
+    RunSharded(scenario, 2, InBFloat16(mode));
+  }
+}
+
+}  // namespace
+}  // namespace tessera
