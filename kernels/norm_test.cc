@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "hwy/targets.h"
 #include "tests/testing/host_tensor.h"
 #include "tests/testing/random_tensors.h"
 #include "tests/testing/status_matchers.h"
@@ -136,7 +137,21 @@ void ForEachCase(const std::function<void(const Case&, DType)>& f) {
   }
 }
 
-TEST(NormTest, EqualsReference) {
+// With the widest vectors of this machine, and with those of every machine.
+class NormTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (GetParam()) hwy::SetSupportedTargetsForTest(HWY_AVX2);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+  void TearDown() override {
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Avx2Only, NormTest, ::testing::Bool());
+
+TEST_P(NormTest, EqualsReference) {
   ForEachCase([](const Case& c, DType dtype) {
     Tensors t(c, dtype, 5, 1);
     t.Forward(c, 2);
@@ -150,7 +165,7 @@ TEST(NormTest, EqualsReference) {
   });
 }
 
-TEST(NormTest, GradientsEqualReference) {
+TEST_P(NormTest, GradientsEqualReference) {
   ForEachCase([](const Case& c, DType dtype) {
     Tensors t(c, dtype, 2, 3);
     t.Forward(c, 1);
@@ -166,7 +181,7 @@ TEST(NormTest, GradientsEqualReference) {
   });
 }
 
-TEST(NormTest, GradientsAreAddedToWhatIsThere) {
+TEST_P(NormTest, GradientsAreAddedToWhatIsThere) {
   for (bool centered : {true, false}) {
     const Case c = MakeCase(DType::kFloat32, 33, 17, centered);
     Tensors t(c, DType::kFloat32, 0, 0);
@@ -184,7 +199,7 @@ TEST(NormTest, GradientsAreAddedToWhatIsThere) {
   }
 }
 
-TEST(NormTest, WithoutRowsGradientsAreZeroOrUntouched) {
+TEST_P(NormTest, WithoutRowsGradientsAreZeroOrUntouched) {
   const Case c = MakeCase(DType::kFloat32, 0, 5, true);
   Tensors t(c, DType::kFloat32, 0, 0);
   t.grad_weight.Set(Values(5, 3.0));
@@ -194,7 +209,7 @@ TEST(NormTest, WithoutRowsGradientsAreZeroOrUntouched) {
   EXPECT_EQ(t.grad_weight.Get(), Values(5, 0.0));
 }
 
-TEST(NormTest, BitsDoNotDependOnThreadsOrOffset) {
+TEST_P(NormTest, BitsDoNotDependOnThreadsOrOffset) {
   for (bool centered : {true, false}) {
     const Case c = MakeCase(DType::kFloat32, 77, 51, centered);
     Tensors first(c, DType::kFloat32, 0, 0);
@@ -211,7 +226,7 @@ TEST(NormTest, BitsDoNotDependOnThreadsOrOffset) {
   }
 }
 
-TEST(NormTest, FloatParametersWithLowPrecisionRows) {
+TEST_P(NormTest, FloatParametersWithLowPrecisionRows) {
   const Case c = MakeCase(DType::kBFloat16, 7, 33, true);
   Tensors t(c, DType::kBFloat16, 0, 0);
   t.weight = HostTensor::Of(DType::kFloat32, c.weight, {c.cols});

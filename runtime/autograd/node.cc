@@ -45,12 +45,13 @@ Tensor SavedTensor::Unpack() const {
   }
   if (!defined_) return Tensor();
   if (storage_->version() != version_) {
-    throw Error(absl::FailedPreconditionError(absl::StrCat(
-        "Backward of ", operation_, ": ",
-        NameOf(leaf_ != nullptr ? leaf_->name : storage_->name()),
-        " was changed in place since forward (version ", version_, ", now ",
-        storage_->version(), "); write into a copy instead, or run backward "
-        "before the change")));
+    throw Error(absl::FailedPreconditionError(
+        absl::StrCat("Backward of ", operation_, ": ",
+                     NameOf(leaf_ != nullptr ? leaf_->name : storage_->name()),
+                     " was changed in place since forward (version ", version_,
+                     ", now ", storage_->version(),
+                     "); write into a copy instead, or run backward "
+                     "before the change")));
   }
   return leaf_ != nullptr ? leaf_->data : value_;
 }

@@ -124,8 +124,8 @@ class Node : public std::enable_shared_from_this<Node> {
 };
 
 // Notes, for its scope and thread, every leaf with a sink that requires a
-// gradient and is used by an op, recorded or not; each once. Recorders nest, and
-// the outer one sees what the inner one saw.
+// gradient and is used by an op, recorded or not; each once. Recorders nest,
+// and the outer one sees what the inner one saw.
 class LeafUseRecorder {
  public:
   LeafUseRecorder();

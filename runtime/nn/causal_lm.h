@@ -69,11 +69,12 @@ class CausalLM : public Module {
 
  protected:
   // The hidden states before the head, [B, T, D]. `cache` may be null.
-  virtual Variable Hidden(const Tensor& input_ids_BT,
-                          KeyValueCache* cache) = 0;
+  virtual Variable Hidden(const Tensor& input_ids_BT, KeyValueCache* cache) = 0;
   virtual LanguageModelHead& head() = 0;
   virtual int64_t attention_width() const = 0;  // Heads times their dim.
   virtual int64_t num_layers() const = 0;
+  // Elements of the weights of products, the head's included.
+  virtual int64_t num_multiplied_parameters() const = 0;
 
  private:
   void CheckIds(const char* operation, const Tensor& input_ids_BT,

@@ -18,15 +18,13 @@ KeysAndValues Extend(LayerCache& cache, const KeysAndValues& next) {
         " more; make a larger cache")));
   }
   ops::Copy(next.keys_BTHD, cache.keys_BSHD.Narrow(1, cache.length, added));
-  ops::Copy(next.values_BTHD,
-            cache.values_BSHD.Narrow(1, cache.length, added));
+  ops::Copy(next.values_BTHD, cache.values_BSHD.Narrow(1, cache.length, added));
   cache.length = length;
   return {cache.keys_BSHD.Narrow(1, 0, length),
           cache.values_BSHD.Narrow(1, 0, length)};
 }
 
-KeyValueCache MakeCache(const CacheShape& shape,
-                        const TensorOptions& options) {
+KeyValueCache MakeCache(const CacheShape& shape, const TensorOptions& options) {
   MemoryCategoryGuard guard(MemoryCategory::kData);
   KeyValueCache cache;
   cache.capacity = shape.capacity;

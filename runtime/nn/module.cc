@@ -45,19 +45,17 @@ void Module::CheckName(const std::string& name) const {
   for (const auto& b : buffers_) taken = taken || b.name == name;
   for (const auto& [n, child] : children_) taken = taken || n == name;
   if (!taken && !name.empty() && name.find('.') == std::string::npos) return;
-  throw Error(absl::InvalidArgumentError(
-      absl::StrCat(class_name_, ": cannot register \"", name, "\": ",
-                   taken ? "the name is taken"
-                         : "a name may not be empty or contain '.'")));
+  throw Error(absl::InvalidArgumentError(absl::StrCat(
+      class_name_, ": cannot register \"", name, "\": ",
+      taken ? "the name is taken" : "a name may not be empty or contain '.'")));
 }
 
 Variable Module::RegisterParameter(std::string name, const Shape& shape,
                                    DType dtype) {
   MemoryCategoryGuard guard(MemoryCategory::kParameter);
   return RegisterParameter(
-      std::move(name),
-      Variable(Tensor::Empty(shape, {dtype, CurrentDevice()}),
-               IsFloating(dtype)));
+      std::move(name), Variable(Tensor::Empty(shape, {dtype, CurrentDevice()}),
+                                IsFloating(dtype)));
 }
 
 Variable Module::RegisterParameter(std::string name, Variable parameter) {
@@ -90,8 +88,7 @@ std::vector<NamedModule> Module::Children() const {
   return result;
 }
 
-std::vector<NamedVariable> Module::NamedParameters(
-    bool keep_duplicates) const {
+std::vector<NamedVariable> Module::NamedParameters(bool keep_duplicates) const {
   std::vector<NamedVariable> result;
   std::set<const VariableImpl*> seen;
   Walk(*this, "", [&](const std::string& prefix, const Module& module) {

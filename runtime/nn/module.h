@@ -60,7 +60,8 @@ class Module {
 
   // Depth first, own parameters in registration order, then children. A tied
   // parameter is listed once, under its first name, unless `keep_duplicates`.
-  std::vector<NamedVariable> NamedParameters(bool keep_duplicates = false) const;
+  std::vector<NamedVariable> NamedParameters(
+      bool keep_duplicates = false) const;
   std::vector<NamedBuffer> NamedBuffers() const;
   // Pre-order; this module first. A module reachable twice is listed once.
   std::vector<NamedModule> NamedModules();
