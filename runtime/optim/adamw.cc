@@ -26,7 +26,7 @@ void AdamW::StepGroup(const OptimizerOptions& options,
              grad_scale);
 }
 
-std::vector<std::string> AdamW::StateNames(const OptimizerOptions&) const {
+std::vector<std::string> AdamW::StateNames() const {
   return {"exp_avg", "exp_avg_sq"};
 }
 

@@ -22,8 +22,7 @@ class AdamW final : public Optimizer {
   void StepGroup(const OptimizerOptions& options,
                  const std::vector<ParameterUpdate>& updates,
                  const Tensor& grad_scale) override;
-  std::vector<std::string> StateNames(
-      const OptimizerOptions& options) const override;
+  std::vector<std::string> StateNames() const override;
   bool IsFused() const override { return true; }
 };
 

@@ -233,9 +233,9 @@ absl::Status Optimizer::LoadEntry(
     state.step = *step;
     return absl::OkStatus();
   }
-  const std::vector<std::string> names =
-      StateNames(groups_[found->second.group].options);
-  if (std::find(names.begin(), names.end(), entry.state) == names.end()) {
+  const std::vector<std::string> names = StateNames();
+  if (!KeepsStates(groups_[found->second.group].options) ||
+      std::find(names.begin(), names.end(), entry.state) == names.end()) {
     return Invalid(
         entry.parameter,
         absl::StrCat("this optimizer, with its options, has no ", entry.state));
@@ -270,7 +270,8 @@ absl::Status Optimizer::CheckComplete(
     }
     if (found->second.step == 0 && found->second.tensors.empty()) continue;
     if (found->second.step == 0) return Invalid(name, "has no saved step");
-    for (const std::string& state : StateNames(groups_[slot.group].options)) {
+    if (!KeepsStates(groups_[slot.group].options)) continue;
+    for (const std::string& state : StateNames()) {
       if (!found->second.tensors.contains(state)) {
         return Invalid(name, absl::StrCat("has no saved ", state));
       }

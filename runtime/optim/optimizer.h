@@ -84,8 +84,7 @@ struct NamedOptimizerState {
 //
 //   class Momentum : public Optimizer {
 //     using Optimizer::Optimizer;
-//     std::vector<std::string> StateNames(
-//         const OptimizerOptions&) const override { return {"m"}; }
+//     std::vector<std::string> StateNames() const override { return {"m"}; }
 //     void StepGroup(const OptimizerOptions& options,
 //                    const std::vector<ParameterUpdate>& updates,
 //                    const Tensor&) override {
@@ -143,10 +142,11 @@ class Optimizer {
   virtual void StepGroup(const OptimizerOptions& options,
                          const std::vector<ParameterUpdate>& updates,
                          const Tensor& grad_scale) = 0;
-  // The tensors that StepGroup keeps of a parameter of a group with `options`:
-  // what LoadState accepts, and demands of a parameter that has been updated.
-  virtual std::vector<std::string> StateNames(
-      const OptimizerOptions& options) const = 0;
+  // The tensors that StepGroup keeps of a parameter: what LoadState accepts,
+  // and demands of a parameter that has been updated.
+  virtual std::vector<std::string> StateNames() const = 0;
+  // Whether it keeps them of the parameters of a group with `options`.
+  virtual bool KeepsStates(const OptimizerOptions&) const { return true; }
   // Whether StepGroup itself applies `grad_scale` and writes shadows. If not,
   // Step does both, in passes of its own.
   virtual bool IsFused() const { return false; }

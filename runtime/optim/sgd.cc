@@ -43,10 +43,10 @@ void Sgd::StepGroup(const OptimizerOptions& options,
            grad_scale);
 }
 
-std::vector<std::string> Sgd::StateNames(
-    const OptimizerOptions& options) const {
-  if (options.momentum == 0) return {};
-  return {kBuffer};
+std::vector<std::string> Sgd::StateNames() const { return {kBuffer}; }
+
+bool Sgd::KeepsStates(const OptimizerOptions& options) const {
+  return options.momentum != 0;
 }
 
 }  // namespace tessera

@@ -22,8 +22,8 @@ class Sgd final : public Optimizer {
   void StepGroup(const OptimizerOptions& options,
                  const std::vector<ParameterUpdate>& updates,
                  const Tensor& grad_scale) override;
-  std::vector<std::string> StateNames(
-      const OptimizerOptions& options) const override;
+  std::vector<std::string> StateNames() const override;
+  bool KeepsStates(const OptimizerOptions& options) const override;
   bool IsFused() const override { return true; }
 };
 
