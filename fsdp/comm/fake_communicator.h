@@ -22,7 +22,7 @@ struct FakeOptions {
 // An all-gather puts this rank's shard in its place and leaves the rest as it
 // is; a reduction is over this rank alone. Tensors may be on the meta device.
 // AllGatherBytes gives every rank this rank's value.
-class FakeCommunicator final : public Communicator {
+class FakeCommunicator : public Communicator {
  public:
   explicit FakeCommunicator(const FakeOptions& options) : options_(options) {}
 
