@@ -297,9 +297,10 @@ TEST(ExactSumTest, OrderSplitAndThreadsDoNotMatter) {
       for (int64_t p = 0; p < parts; ++p) {
         const int64_t begin = n * p / parts;
         const int64_t end = n * (p + 1) / parts;
-        const HostTensor part = HostTensor::Of(
-            DType::kFloat32, Values(values.begin() + begin, values.begin() + end),
-            {end - begin}, p);
+        const HostTensor part =
+            HostTensor::Of(DType::kFloat32,
+                           Values(values.begin() + begin, values.begin() + end),
+                           {end - begin}, p);
         HostTensor words = NewWords();
         ASSERT_OK(cpu::AddExact({ExactTerm::kSquare, part.view(), words.view()},
                                 TestLaunch()));
