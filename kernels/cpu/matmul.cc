@@ -19,7 +19,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
 
-// A matrix [rows, depth] of any type, packed in panels of `width` rows.
+constexpr int64_t kDepthOfRun = 16;
+
+// A matrix [rows, depth] of any type, packed in panels of `width` rows. Where
+// rows are adjacent in memory, a few k at a time: each is then read in a run.
 template <typename T>
 void PackBlock(const TensorView& block, int64_t width, T* packed) {
   const auto pack = [&]<typename S>() HWY_ATTR {
@@ -27,15 +30,53 @@ void PackBlock(const TensorView& block, int64_t width, T* packed) {
       const PanelSource<S> source = {block.as<S>(), block.sizes[0],
                                      block.strides[0], block.strides[1]};
       const int64_t depth = block.sizes[1];
-      for (int64_t r = 0; r < source.rows; r += width) {
-        const int64_t rows = std::min(width, source.rows - r);
-        PackPanel<T>(source.RowsFrom(r, rows), depth, width,
-                     packed + r * depth);
+      const int64_t step = source.row_stride == 1 ? kDepthOfRun : depth;
+      for (int64_t k = 0; k < depth; k += step) {
+        for (int64_t r = 0; r < source.rows; r += width) {
+          const int64_t rows = std::min(width, source.rows - r);
+          PackPanel<T>(source.From(k).RowsFrom(r, rows),
+                       std::min(step, depth - k), width,
+                       packed + r * depth + k * width);
+        }
       }
     }
   };
   VisitFloating(block.dtype, pack);
 }
+
+// Brings the block that is packed next into the cache, bit by bit.
+class BlockPrefetch {
+ public:
+  // In `num_steps`.
+  BlockPrefetch(const TensorView& block, int64_t num_steps) {
+    const int along = block.strides[0] == 1 ? 0 : 1;
+    if (block.strides[along] != 1 || num_steps < kFewSteps) return;
+    const int64_t bytes = ElementBytes(block.dtype);
+    next_ = block.as<uint8_t>();
+    run_step_ = block.strides[1 - along] * bytes;
+    num_runs_ = block.sizes[1 - along];
+    run_bytes_ = block.sizes[along] * bytes;
+    const int64_t num_lines = num_runs_ * ((run_bytes_ + 63) / 64);
+    lines_of_step_ = (num_lines + num_steps - 1) / num_steps;
+  }
+
+  void Step() {
+    for (int64_t i = 0; i < lines_of_step_ && num_runs_ > 0; ++i) {
+      hwy::Prefetch(next_ + done_);
+      done_ += 64;
+      if (done_ < run_bytes_) continue;
+      done_ = 0;
+      next_ += run_step_;
+      --num_runs_;
+    }
+  }
+
+ private:
+  static constexpr int64_t kFewSteps = 4;  // Not worth it.
+  const uint8_t* next_ = nullptr;
+  int64_t run_step_ = 0, num_runs_ = 0, run_bytes_ = 0;
+  int64_t done_ = 0, lines_of_step_ = 0;
+};
 
 // Rounds sums to c's type, or adds them to c [rows, cols].
 template <typename T>
@@ -123,6 +164,27 @@ class RegionProduct {
     }
   }
 
+  // Columns [col, col + cols) of b as rows, over [k, k + depth).
+  TensorView ColumnsAt(int64_t col, int64_t cols, int64_t k,
+                       int64_t depth) const {
+    TensorView columns = args_.b;
+    std::swap(columns.sizes[0], columns.sizes[1]);
+    std::swap(columns.strides[0], columns.strides[1]);
+    return Narrowed(Narrowed(columns, 0, col, cols), 1, k, depth);
+  }
+
+  // What is packed after this: the strip goes on, or else the next begins.
+  TensorView NextColumns(const Strip& strip, const Depth& at) const {
+    const int64_t left = at.packed_depth - at.done - at.depth;
+    if (left > 0) {
+      return ColumnsAt(strip.col, strip.cols, at.k + at.depth,
+                       std::min(at.depth, left));
+    }
+    const int64_t col = strip.col + strip.cols;
+    return ColumnsAt(col, std::min(strip.cols, num_cols_ - col), at.k - at.done,
+                     std::min(blocking_.depth, at.packed_depth));
+  }
+
   Strip StripAt(const TensorView& c, int64_t col) const {
     Strip strip = {};
     strip.col = col;
@@ -149,16 +211,14 @@ class RegionProduct {
   }
 
   void MultiplyStrip(const Strip& strip, const Depth& at) {
-    TensorView columns = args_.b;
-    std::swap(columns.sizes[0], columns.sizes[1]);
-    std::swap(columns.strides[0], columns.strides[1]);
-    columns = Narrowed(columns, 0, strip.col, strip.cols);
     const int64_t width = strip.vectors * kVectorLanes<T>;
-    PackBlock<T>(Narrowed(columns, 1, at.k, at.depth), width, packed_b_);
+    PackBlock<T>(ColumnsAt(strip.col, strip.cols, at.k, at.depth), width,
+                 packed_b_);
     TileResult<T> to = {strip.sums, strip.sums_step};
     to.add = at.k > 0 || (in_place_ && args_.accumulate);
     if (at.k == 0 && args_.bias.defined()) to.bias = strip.bias;
     const int64_t num_rows = strip.c.sizes[0];
+    BlockPrefetch prefetch(NextColumns(strip, at), num_rows / kTileRows);
     for (int64_t r = 0; r < num_rows; r += kTileRows) {
       const int64_t rows = std::min<int64_t>(kTileRows, num_rows - r);
       const TileOperands<T> from = {
@@ -170,6 +230,7 @@ class RegionProduct {
         MultiplyPartialTile({rows, strip.vectors, strip.cols}, at.depth, from,
                             to);
       }
+      prefetch.Step();
       to.c += kTileRows * to.c_step;
     }
   }

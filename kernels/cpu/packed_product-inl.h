@@ -79,9 +79,11 @@ void MultiplyTile(int64_t depth, const TileOperands<T>& from,
   V sums[R][NV];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    hwy::Prefetch(to.c + r * to.c_step);
 #pragma GCC unroll 3
-    for (int v = 0; v < NV; ++v) sums[r][v] = hn::Zero(d);
+    for (int v = 0; v < NV; ++v) {
+      hwy::Prefetch(to.c + r * to.c_step + v * kLanes);
+      sums[r][v] = hn::Zero(d);
+    }
   }
   for (int64_t k = 0; k < depth; ++k) {
     V columns[NV];
@@ -179,7 +181,6 @@ HWY_INLINE void PackSideBySide(D d, const PanelSource<S>& source, int64_t depth,
     const S* from = source.data + k * source.k_stride;
     int64_t r = 0;
     for (; r + lanes <= rows; r += lanes) {
-      hwy::Prefetch(from + r + width);  // Of the next strip.
       hn::Store(LoadVector(d, from + r), d, packed + r);
     }
     if (r < rows) {
