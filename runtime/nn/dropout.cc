@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
+#include "runtime/functions/dropout.h"
 
 namespace tessera {
 
@@ -16,9 +17,7 @@ Variable Dropout::operator()(const Variable& x) {
   return Call(
       [this](const Variable& input) {
         if (!training() || probability_ == 0.0) return input;
-        throw Error(absl::UnimplementedError(
-            absl::StrCat("Dropout: ", name_, ": set probabilities to 0")));
-        return input;
+        return functions::Dropout(input, probability_, name_);
       },
       x);
 }

@@ -58,6 +58,57 @@ TEST_P(GoldenModelsTest, LossAndGradients) {
   }
 }
 
+// Of the gradients of all parameters, a tied one once.
+double GradientNorm(const Module& model) {
+  double squares = 0;
+  for (const NamedVariable& p : model.NamedParameters()) {
+    for (double g : p.variable.grad().ToDoubles()) squares += g * g;
+  }
+  return std::sqrt(squares);
+}
+
+AdamW MakeOptimizer(const Module& model, const GoldenTraining& training) {
+  std::vector<OptimizerParameter> parameters;
+  std::vector<std::string> no_decay;
+  for (const NamedVariable& p : model.NamedParameters()) {
+    parameters.push_back({p.name, p.variable});
+    if (p.variable.num_dims() < 2) no_decay.push_back(p.name);
+  }
+  OptimizerOptions options;
+  options.lr = training.learning_rate;
+  options.beta1 = training.beta1;
+  options.beta2 = training.beta2;
+  options.eps = training.eps;
+  options.weight_decay = training.weight_decay;
+  return AdamW(GroupsByDecay(parameters, no_decay, options));
+}
+
+TEST_P(GoldenModelsTest, TenSteps) {
+  const GoldenTraining& training = golden_.training;
+  AdamW optimizer = MakeOptimizer(*model_, training);
+  for (size_t k = 0; k < training.losses.size(); ++k) {
+    const Tensor ids = training.batches_KBT.Select(0, static_cast<int64_t>(k));
+    const Variable loss = model_->Loss(ids, ids);
+    loss.Backward();
+    const double norm = GradientNorm(*model_);
+    EXPECT_NEAR(loss.data().Item(), training.losses[k],
+                kLossTolerance * training.losses[k]);
+    EXPECT_NEAR(norm, training.grad_norms[k],
+                kLossTolerance * training.grad_norms[k]);
+    const double scale = std::min(1.0, training.max_norm / (norm + 1e-6));
+    optimizer.SetGradScale(
+        Tensor::FromVector<float>({static_cast<float>(scale)}, {1}));
+    optimizer.Step();
+    optimizer.ZeroGrad();
+  }
+  for (const NamedVariable& p : model_->NamedParameters()) {
+    ASSERT_EQ(training.parameters.count(p.name), 1u) << p.name;
+    EXPECT_TRUE(CloseInRms(p.variable.data(), training.parameters.at(p.name),
+                           kTrainedTolerance))
+        << p.name;
+  }
+}
+
 int64_t ArgMax(const std::vector<double>& logits) {
   return std::max_element(logits.begin(), logits.end()) - logits.begin();
 }
