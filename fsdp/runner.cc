@@ -128,8 +128,7 @@ void Runner::BeginIteration() {
   post_forward_order_.clear();
   backward_at_ = -1;
   // The optimizer wrote the shards on the compute stream.
-  context_->shard_stream->WaitFor(
-      ComputeStream(context_->device).Record());
+  context_->shard_stream->WaitFor(ComputeStream(context_->device).Record());
 }
 
 void Runner::PreForward(Unit& unit, const std::vector<Variable*>& inputs) {
@@ -151,8 +150,14 @@ void Runner::PreForward(Unit& unit, const std::vector<Variable*>& inputs) {
 
 void Runner::CastInputs(const Unit& unit,
                         const std::vector<Variable*>& inputs) {
-  const auto& dtype = context_->options.mixed_precision.param_dtype;
-  if (!dtype.has_value()) return;
+  const MixedPrecision& mixed = context_->options.mixed_precision;
+  std::optional<DType> dtype = mixed.param_dtype;
+  // The outputs of one unit are the inputs of the next.
+  if (!dtype.has_value() && mixed.output_dtype.has_value() &&
+      !unit.groups().empty()) {
+    dtype = unit.groups()[0]->compute_dtype();
+  }
+  if (!dtype.has_value() || !IsFloating(*dtype)) return;
   if (!is_root(unit) && !context_->mode.cast_forward_inputs) return;
   for (Variable* input : inputs) {
     if (IsFloatingVariable(*input) && input->dtype() != *dtype) {
@@ -163,8 +168,8 @@ void Runner::CastInputs(const Unit& unit,
 
 // [Note: frozen parameters]
 // A frozen parameter has no gradient whose arrival would say that backward is
-// done with it. A node on the unit's inputs says it: it runs after every node of
-// the unit's forward. It counts as one more contribution to wait for.
+// done with it. A node on the unit's inputs says it: it runs after every node
+// of the unit's forward. It counts as one more contribution to wait for.
 void Runner::MarkBoundaries(Unit& unit, const std::vector<Variable*>& inputs) {
   if (!GradEnabled() || unit.groups().empty() || !unit.has_frozen()) return;
   for (Variable* input : inputs) {
@@ -356,23 +361,20 @@ void Runner::AddAgreedOrders(Module& root) {
   }
 }
 
+// Another rank runs the unit's forward, and keeps or releases it as here: slots
+// have to be taken and given back in the same order on all ranks.
 void Runner::JoinForward(Unit& unit) {
   EnsureUnsharded(unit);
-  if (!GradEnabled() || Reshards(unit)) {
-    ReshardAfterForward(unit);
-  } else {
-    Reshard(unit);
-  }
+  ReshardAfterForward(unit);
 }
 
 // Another rank runs the unit's backward: what it gathers and reduces.
 void Runner::JoinBackward(Unit& unit) {
   if (runs_[unit.index()].in_backward || unit.reducing()) return;
   EnterBackward();
-  if (Reshards(unit)) {
-    EnsureUnsharded(unit);
-    Reshard(unit);
-  }
+  EnsureUnsharded(unit);
+  const bool keeps = !sync_ && !context_->mode.reshard_after_forward;
+  if (!keeps) Reshard(unit);
   if (sync_ && unit.trainable()) {
     Log(StepKind::kReduce, unit);
     unit.Reduce();
