@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "runtime/autograd/grad_mode.h"
+#include "runtime/autograd/random_context.h"
 #include "runtime/nn/gpt2.h"
 #include "runtime/nn/llama.h"
+#include "tests/testing/gradcheck.h"
 #include "tests/testing/random_tensors.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tolerance.h"
@@ -212,6 +213,57 @@ TEST(ModelsTest, RecomputationGivesTheSameBits) {
     EXPECT_EQ(again.data().Item(), loss.data().Item());
     again.Backward();
     EXPECT_EQ(GradientsOf(*model), expected);
+  }
+}
+
+// Dropout too: masks depend on module, step and global sample, not on the run.
+TEST(ModelsTest, DropoutIsTheSameInRecomputationAndOnAnyRank) {
+  GPT2Config config = TinyGPT2();
+  config.resid_pdrop = config.embd_pdrop = 0.25;
+  GPT2LMHeadModel model(config);
+  InitializeParameters(model, 1);
+  const Tensor ids = Ids(4, 6);
+  const auto gradients = [&](const Tensor& part, const RandomContext& context) {
+    const RandomContextGuard guard(context);
+    model.ZeroGrad();
+    model.Loss(part, part, {.divisor = 20}).Backward();
+    return GradientsOf(model);
+  };
+  const auto expected = gradients(ids, {.seed = 3, .step = 5});
+  model.set_activation_checkpointing(true);
+  EXPECT_EQ(gradients(ids, {.seed = 3, .step = 5}), expected);
+  EXPECT_NE(gradients(ids, {.seed = 3, .step = 6}), expected);
+
+  // Samples 0 and 1 on one rank, 2 and 3 on another.
+  auto sum = gradients(ids.Narrow(0, 0, 2), {.seed = 3, .step = 5});
+  const auto rest =
+      gradients(ids.Narrow(0, 2, 2), {.seed = 3, .step = 5, .first_sample = 2});
+  for (size_t p = 0; p < sum.size(); ++p) {
+    for (size_t i = 0; i < sum[p].size(); ++i) sum[p][i] += rest[p][i];
+    EXPECT_TRUE(AllClose(sum[p], expected[p], 1e-5));
+  }
+  model.Eval();
+  EXPECT_EQ(gradients(ids, {.seed = 3, .step = 5}),
+            gradients(ids, {.seed = 4, .step = 7}));
+}
+
+// The whole model in float64 against differences, tokens and labels fixed.
+TEST(ModelsTest, GradientsOfWholeModels) {
+  const Tensor ids = Ids(1, 4);
+  for (const auto& model : AllModels()) {
+    SCOPED_TRACE(model->class_name());
+    model->To(DType::kFloat64);
+    std::vector<Variable> some;
+    for (const NamedVariable& p : model->NamedParameters()) {
+      // One of each kind is enough: those of the first block, and the ends.
+      if (p.name.find(".1.") == std::string::npos &&
+          p.variable.num_dims() == 1) {
+        some.push_back(p.variable);
+      }
+    }
+    EXPECT_TRUE(GradCheck(
+        [&](const std::vector<Variable>&) { return model->Loss(ids, ids); },
+        some));
   }
 }
 
