@@ -19,10 +19,10 @@ namespace tessera {
 //   end the rest are joined. A unit out of that order, or a second time, is an
 //   error.
 // - Backward. The same in the opposite order: before a unit's gather, every
-//   unit registered after it that had no backward here is joined: its gather, and
-//   its reduction with zeros and all parameters flagged absent. What is left is
-//   joined when backward leaves the module: before the first unit that ended
-//   its forward before the module began, or at the end of backward.
+//   unit registered after it that had no backward here is joined: its gather,
+//   and its reduction with zeros and all parameters flagged absent. What is
+//   left is joined when backward leaves the module: before the first unit that
+//   ended its forward before the module began, or at the end of backward.
 //
 // Prefetching passes these units by. A parameter that is absent on all ranks is
 // not touched; one that any rank used gets the mean over all ranks.
@@ -63,8 +63,8 @@ class AgreedOrder {
   const std::function<void(int)> join_forward_;
   const std::function<void(int)> join_backward_;
   int64_t began_at_ = 0;
-  int64_t next_ = 0;       // Of forward.
-  int64_t left_ = 0;       // Units [0, left_) had no backward yet.
+  int64_t next_ = 0;  // Of forward.
+  int64_t left_ = 0;  // Units [0, left_) had no backward yet.
   bool pending_backward_ = false;
 };
 

@@ -17,7 +17,9 @@ class FullyShardSetup {
  public:
   FullyShardSetup(Module& module, std::shared_ptr<DeviceMesh> mesh,
                   const FullyShardOptions& options)
-      : module_(module), world_(*mesh->world()), result_(new FullyShardedModule) {
+      : module_(module),
+        world_(*mesh->world()),
+        result_(new FullyShardedModule) {
     result_->module_ = &module;
     result_->context_ = std::make_unique<ShardingContext>();
     context_ = result_->context_.get();
@@ -30,11 +32,10 @@ class FullyShardSetup {
     // One rank's error is every rank's error.
     RETURN_IF_ERROR(world_.AgreeOnStatus(Plan(), "FullyShard"));
     RETURN_IF_ERROR(CheckEqualDescriptions(Describe(), world_));
-    RETURN_IF_ERROR(
-        world_.AgreeOnStatus(MakeCommunicators(), "FullyShard"));
+    RETURN_IF_ERROR(world_.AgreeOnStatus(MakeCommunicators(), "FullyShard"));
     RETURN_IF_ERROR(CheckOrSyncRealValues());
-    RETURN_IF_ERROR(world_.AgreeOnStatus(Try([&] { MakeUnits(); }),
-                                         "FullyShard"));
+    RETURN_IF_ERROR(
+        world_.AgreeOnStatus(Try([&] { MakeUnits(); }), "FullyShard"));
     MakeRunner();
     return std::move(result_);
   }
@@ -48,13 +49,13 @@ class FullyShardSetup {
     result_->warnings_ = std::move(resolved.warnings);
     for (const NamedVariable& p : module_.NamedParameters()) {
       if (p.variable.impl()->sink != nullptr) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "FullyShard: ", p.name, " is sharded already; shard a module once"));
+        return absl::FailedPreconditionError(
+            absl::StrCat("FullyShard: ", p.name,
+                         " is sharded already; shard a module once"));
       }
     }
-    ASSIGN_OR_RETURN(ignored_,
-                     FindIgnored(module_, options.ignored_modules,
-                                 options.ignored_patterns));
+    ASSIGN_OR_RETURN(ignored_, FindIgnored(module_, options.ignored_modules,
+                                           options.ignored_patterns));
     ASSIGN_OR_RETURN(WrapResult wrapped,
                      PlanUnits(module_, options.auto_wrap_policy, ignored_));
     plans_ = std::move(wrapped.units);
@@ -136,9 +137,9 @@ class FullyShardSetup {
     // still read, so there each rank has its own.
     c.gathered = pool(c.post_forward != nullptr ? nullptr : c.shard,
                       CommBufferKind::kCommon, MemoryCategory::kUnsharded);
-    c.gradients = pool(c.shard != nullptr ? c.shard : c.replicate,
-                       CommBufferKind::kPeer,
-                       MemoryCategory::kUnshardedGradient);
+    c.gradients =
+        pool(c.shard != nullptr ? c.shard : c.replicate, CommBufferKind::kPeer,
+             MemoryCategory::kUnshardedGradient);
     c.wire = pool(c.shard != nullptr ? c.shard : c.replicate,
                   CommBufferKind::kPeer, MemoryCategory::kUnshardedGradient);
     c.local = pool(nullptr, CommBufferKind::kPeer, MemoryCategory::kScratch);
@@ -259,9 +260,9 @@ class FullyShardSetup {
         if (!p.sharded) ignored.push_back(p.variable);
       }
     }
-    result_->runner_ = std::make_unique<Runner>(
-        module_, std::move(units_), std::move(modules), std::move(ignored),
-        context_);
+    result_->runner_ =
+        std::make_unique<Runner>(module_, std::move(units_), std::move(modules),
+                                 std::move(ignored), context_);
   }
 
   Module& module_;

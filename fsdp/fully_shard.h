@@ -30,9 +30,9 @@ struct ShardedParameter {
 // A module whose parameters are dealt out to ranks. The module itself is used
 // as before: call it, call Backward on the loss, step an optimizer over
 // Parameters(). Between steps a parameter shows what this rank keeps of it
-// (version 2: rows; version 1: a vector; possibly of no elements), and its grad()
-// the same part of the gradient, the mean over all ranks, in float32 (float64 of
-// float64).
+// (version 2: rows; version 1: a vector; possibly of no elements), and its
+// grad() the same part of the gradient, the mean over all ranks, in float32
+// (float64 of float64).
 //
 // Outlives the use of the module; belongs to one thread a rank.
 class FullyShardedModule {
@@ -77,17 +77,16 @@ class FullyShardedModule {
   // would find it; the same bits on every rank, whatever the layout. Each
   // parameter counts once. A collective call.
   double GradNorm(double norm_type = 2.0);
-  // GradNorm, then every gradient times ClipCoefficient. Returns the norm before
-  // clipping. (To clip in the optimizer's own pass instead, give it the
+  // GradNorm, then every gradient times ClipCoefficient. Returns the norm
+  // before clipping. (To clip in the optimizer's own pass instead, give it the
   // coefficient: Optimizer::SetGradScale.)
   double ClipGradNorm(double max_norm, double norm_type = 2.0);
 
   // Calls `f` with each parameter's whole value, in the master type, on every
   // rank, one after the other: extra memory is one parameter. Collective; `f`
   // may keep the tensor. Throws during a step.
-  void ForEachFullParameter(
-      const std::function<void(const std::string& name, const Tensor& whole)>&
-          f);
+  void ForEachFullParameter(const std::function<void(const std::string& name,
+                                                     const Tensor& whole)>& f);
   // The same for tensors that lie as the parameters do (moments of an
   // optimizer): `local(name)` is this rank's part, which every rank must have.
   void ForEachFullTensor(
@@ -130,9 +129,9 @@ class FullyShardedModule {
 // `max_norm`: min(1, max_norm / (norm + 1e-6)), as torch clips.
 double ClipCoefficient(double norm, double max_norm);
 
-// Shards `module` in place over `mesh`. Every rank calls it with an equal module
-// and equal options; differences are found before any data moves and are an
-// error on all ranks that names the first of them.
+// Shards `module` in place over `mesh`. Every rank calls it with an equal
+// module and equal options; differences are found before any data moves and are
+// an error on all ranks that names the first of them.
 //
 // Parameters on the meta device are made unit by unit, on the current device,
 // and set by their modules' ResetParameters (or options.param_init_fn), so that

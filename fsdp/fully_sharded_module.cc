@@ -38,8 +38,8 @@ void FullyShardedModule::ZeroGrad() {
 
 void FullyShardedModule::ForEachFullParameter(
     const std::function<void(const std::string&, const Tensor&)>& f) {
-  ForEachFullTensor(
-      [](const ShardedParameter& p) { return p.variable.data(); }, f);
+  ForEachFullTensor([](const ShardedParameter& p) { return p.variable.data(); },
+                    f);
 }
 
 namespace {
@@ -75,7 +75,8 @@ void FullyShardedModule::ForEachFullTensor(
   }
 }
 
-// Every rank sends the longest piece's length; the pieces are then put together.
+// Every rank sends the longest piece's length; the pieces are then put
+// together.
 Tensor FullyShardedModule::GatherTensor(const ShardedParameter& p,
                                         const Tensor& mine) {
   const Place place = Find(p.variable);
@@ -133,9 +134,9 @@ absl::Status FullyShardedModule::SetFullParameter(const std::string& name,
   for (ShardedParameter& p : parameters_) {
     if (p.name != name) continue;
     if (whole.shape() != p.global_shape) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "SetFullParameter: ", name, " has shape ", p.global_shape.ToString(),
-          ", got ", whole.ToString()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("SetFullParameter: ", name, " has shape ",
+                       p.global_shape.ToString(), ", got ", whole.ToString()));
     }
     return Try([&] {
       CheckIdle("SetFullParameter");

@@ -13,9 +13,9 @@ namespace tessera {
 
 // [Note: norms] Sums of squares and magnitudes are exact until they are rounded
 // once at the end, so neither the layout of the shards nor the number of ranks
-// changes a bit of the norm. Replicas hold equal gradients: only one shard group
-// counts. Parameters kept out of sharding are whole on every rank, and counted
-// by the first.
+// changes a bit of the norm. Replicas hold equal gradients: only one shard
+// group counts. Parameters kept out of sharding are whole on every rank, and
+// counted by the first.
 double FullyShardedModule::GradNorm(double norm_type) {
   CheckIdle("GradNorm");
   std::vector<Tensor> grads;

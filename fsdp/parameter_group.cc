@@ -96,7 +96,7 @@ GroupParameter DescribeParameter(const std::string& name,
 }
 
 ShardedGroup::ShardedGroup(std::vector<GroupParameter> parameters,
-                               const GroupOptions& options)
+                           const GroupOptions& options)
     : options_(options),
       parameters_(std::move(parameters)),
       master_dtype_(parameters_[0].variable.dtype()),
@@ -123,15 +123,15 @@ int64_t ShardedGroup::gathered_bytes() const { return gathered_->num_bytes(); }
 int64_t ShardedGroup::gradient_bytes() const { return gradient_->num_bytes(); }
 
 Tensor ShardedGroup::Unpermuted(const Tensor& stored,
-                                  const GroupParameter& p) const {
+                                const GroupParameter& p) const {
   return stored.Permute(Inverse(p.order));
 }
 
 void ShardedGroup::AllocateShard() {
   {
     MemoryCategoryGuard guard(MemoryCategory::kParameter);
-    shard_ = Tensor::Empty({layout_.shard_length},
-                           {master_dtype_, options_.device});
+    shard_ =
+        Tensor::Empty({layout_.shard_length}, {master_dtype_, options_.device});
   }
   shard_.storage()->set_name(
       absl::StrCat("shard of unit ", options_.unit_name));
@@ -170,8 +170,7 @@ Tensor ShardedGroup::LocalView(const Tensor& shard, size_t index) const {
 void ShardedGroup::SetFromWhole(size_t index, const Tensor& whole) {
   const GroupParameter& p = parameters_[index];
   if (!p.piece.has_value()) return;
-  const Tensor flat =
-      ops::Contiguous(whole.Permute(p.order)).Flatten();
+  const Tensor flat = ops::Contiguous(whole.Permute(p.order)).Flatten();
   ops::Copy(flat.Narrow(0, p.piece->parameter_begin, p.piece->length),
             shard_.Narrow(0, p.piece->shard_offset, p.piece->length));
 }
@@ -190,27 +189,23 @@ Tensor ShardedGroup::WholeGradient() const {
   return Vector(gradient_, 0, layout_.unsharded_length, grad_dtype());
 }
 
-void ShardedGroup::AppendGatherParts(const Tensor& source,
-                                       const Tensor& whole,
-                                       std::vector<GatherPart>& parts) const {
+void ShardedGroup::AppendGatherParts(const Tensor& source, const Tensor& whole,
+                                     std::vector<GatherPart>& parts) const {
   for (const CollectivePart& part : layout_.parts) {
-    parts.push_back(
-        {source.Narrow(0, part.shard_offset, part.part_length),
-         whole.Narrow(0, part.unsharded_offset,
-                      part.part_length * options_.world_size)});
+    parts.push_back({source.Narrow(0, part.shard_offset, part.part_length),
+                     whole.Narrow(0, part.unsharded_offset,
+                                  part.part_length * options_.world_size)});
   }
 }
 
 void ShardedGroup::AppendReduceParts(const Tensor& wire,
-                                       const Tensor& shard_grad,
-                                       bool accumulate,
-                                       std::vector<ReducePart>& parts) const {
+                                     const Tensor& shard_grad, bool accumulate,
+                                     std::vector<ReducePart>& parts) const {
   for (const CollectivePart& part : layout_.parts) {
-    parts.push_back(
-        {wire.Narrow(0, part.unsharded_offset,
-                     part.part_length * options_.world_size),
-         shard_grad.Narrow(0, part.shard_offset, part.part_length),
-         accumulate});
+    parts.push_back({wire.Narrow(0, part.unsharded_offset,
+                                 part.part_length * options_.world_size),
+                     shard_grad.Narrow(0, part.shard_offset, part.part_length),
+                     accumulate});
   }
 }
 
@@ -270,8 +265,8 @@ void ShardedGroup::ZeroUnwritten() const {
 const Tensor& ShardedGroup::ShardGradient() {
   if (!shard_grad_.defined()) {
     MemoryCategoryGuard guard(MemoryCategory::kGradient);
-    shard_grad_ = Tensor::Empty({layout_.shard_length},
-                                {grad_dtype(), options_.device});
+    shard_grad_ =
+        Tensor::Empty({layout_.shard_length}, {grad_dtype(), options_.device});
     ops::Fill(shard_grad_, 0.0);
   }
   return shard_grad_;

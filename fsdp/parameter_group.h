@@ -17,12 +17,12 @@ namespace tessera {
 struct GroupParameter {
   std::string name;
   Variable variable;
-  Shape shape;            // Of the whole parameter.
-  std::vector<int> order; // Its dims from slowest to fastest in memory.
+  Shape shape;             // Of the whole parameter.
+  std::vector<int> order;  // Its dims from slowest to fastest in memory.
   std::optional<ShardPiece> piece;  // What this rank keeps; none: nothing.
-  Tensor unsharded;    // The whole, in the gathered buffer.
-  Tensor local;        // This rank's part, in the shard.
-  Tensor grad;         // The whole gradient, in the gradient buffer.
+  Tensor unsharded;                 // The whole, in the gathered buffer.
+  Tensor local;                     // This rank's part, in the shard.
+  Tensor grad;                // The whole gradient, in the gradient buffer.
   bool grad_written = false;  // Since the gradient buffer was taken.
 };
 
@@ -42,7 +42,7 @@ struct GroupOptions {
 class ShardedGroup {
  public:
   ShardedGroup(std::vector<GroupParameter> parameters,
-                 const GroupOptions& options);
+               const GroupOptions& options);
   ShardedGroup(const ShardedGroup&) = delete;
   ShardedGroup& operator=(const ShardedGroup&) = delete;
 
@@ -88,7 +88,7 @@ class ShardedGroup {
   // Zeroes what nobody has written in the gradient buffer: parameters without
   // a gradient, padding.
   void ZeroUnwritten() const;
-  Tensor WholeGradient() const;   // The gradient buffer as one vector.
+  Tensor WholeGradient() const;    // The gradient buffer as one vector.
   Tensor WholeParameters() const;  // The gathered buffer as one vector.
 
   // This rank's gradient; made at the first use and then kept.

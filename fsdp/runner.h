@@ -19,10 +19,10 @@ namespace tessera {
 // follows from the order in which modules run, forward and backward, alone:
 // never from timing. Forward gathers a unit when its module starts. Backward
 // gathers it when the first of its outputs' gradients, or a node that uses its
-// parameters, comes; and, with prefetch, the unit that ran before it in forward:
-// issued before the current unit's gradients (pre), or after them (post). When
-// the engine's count of pending contributions to the unit's gradients reaches
-// zero, the unit is resharded and its reduction issued.
+// parameters, comes; and, with prefetch, the unit that ran before it in
+// forward: issued before the current unit's gradients (pre), or after them
+// (post). When the engine's count of pending contributions to the unit's
+// gradients reaches zero, the unit is resharded and its reduction issued.
 //
 // [Note: the rate limiter]
 // At most two resharding units are gathered and not yet released, the current
@@ -60,12 +60,12 @@ class Runner {
   class Sink;
   struct UnitRun {
     std::vector<Module*> modules;
-    int active_forwards = 0;    // Forwards of its modules that are running.
-    int64_t pending = 0;        // Contributions to come in this backward.
-    bool in_backward = false;   // Between its first use and the last gradient.
+    int active_forwards = 0;   // Forwards of its modules that are running.
+    int64_t pending = 0;       // Contributions to come in this backward.
+    bool in_backward = false;  // Between its first use and the last gradient.
     std::shared_ptr<VariableImpl> boundary;  // See [Note: frozen parameters].
-    AgreedOrder* agreed = nullptr;  // Of the module around it, if any.
-    int64_t ended_at = 0;           // Its last forward, in forwards.
+    AgreedOrder* agreed = nullptr;           // Of the module around it, if any.
+    int64_t ended_at = 0;                    // Its last forward, in forwards.
   };
 
   bool is_root(const Unit& unit) const {

@@ -14,9 +14,9 @@ namespace tessera {
 
 // [Note: deferred initialisation]
 // A module built on the meta device is made real one unit at a time: memory for
-// the unit's parameters, their start values, this rank's share of them, and then
-// the memory is given back. A value depends on seed, name and element alone, so
-// every rank makes the same ones.
+// the unit's parameters, their start values, this rank's share of them, and
+// then the memory is given back. A value depends on seed, name and element
+// alone, so every rank makes the same ones.
 class DeferredInit {
  public:
   DeferredInit(Module& root, const FullyShardOptions& options, Device device);
@@ -37,7 +37,8 @@ class DeferredInit {
   InitializedSet done_;
 };
 
-// Rank 0's values on every rank of `world`, tensor by tensor in the order given.
+// Rank 0's values on every rank of `world`, tensor by tensor in the order
+// given.
 absl::Status BroadcastFromRank0(const std::vector<NamedVariable>& variables,
                                 Communicator& world, Stream& stream);
 

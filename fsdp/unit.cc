@@ -205,10 +205,10 @@ Event Unit::ReshardPostForward() {
   const int64_t pieces = context_->shard_size / r;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const ShardedGroup& group = *groups_[g];
-    buffers_[g].kept = context_->local->Take(
-        group.layout().shard_length * pieces *
-            ElementBytes(group.compute_dtype()),
-        index_ + 1);
+    buffers_[g].kept =
+        context_->local->Take(group.layout().shard_length * pieces *
+                                  ElementBytes(group.compute_dtype()),
+                              index_ + 1);
     compute().WaitFor(buffers_[g].kept->free);
     const Tensor whole = group.WholeParameters();
     const std::vector<Tensor> kept = KeptParts(g);
@@ -238,9 +238,8 @@ void Unit::GatherFromKept() {
     const std::vector<Tensor> kept = KeptParts(g);
     for (size_t i = 0; i < kept.size(); ++i) {
       const CollectivePart& part = groups_[g]->layout().parts[i];
-      parts.push_back({kept[i],
-                       whole.Narrow(0, part.unsharded_offset,
-                                    kept[i].num_elements() * r)});
+      parts.push_back({kept[i], whole.Narrow(0, part.unsharded_offset,
+                                             kept[i].num_elements() * r)});
     }
   }
   OrThrow(context_->post_forward->AllGather(parts, stream, name_));
@@ -291,7 +290,9 @@ Tensor Unit::PrepareWire(size_t g) {
   if (group.reduce_dtype() == DType::kFloat16) {
     // [Note: float16 sums] Half the division comes before the sum, so that it
     // does not overflow, and half after, so that it does not underflow.
-    ops::ScaleInPlace(whole, 1.0 / GradientFactorsFor(static_cast<int64_t>(context_->divisor)).pre);
+    ops::ScaleInPlace(
+        whole,
+        1.0 / GradientFactorsFor(static_cast<int64_t>(context_->divisor)).pre);
   }
   ops::Copy(whole, wire);
   return wire;
@@ -337,8 +338,8 @@ void Unit::Reduce() {
     Reducing r;
     r.group = g;
     r.wire = PrepareWire(g);
-    r.target = context_->shard != nullptr ? ReductionTarget(g, &r.accumulate)
-                                          : r.wire;
+    r.target =
+        context_->shard != nullptr ? ReductionTarget(g, &r.accumulate) : r.wire;
     if (context_->replicate != nullptr || context_->shard == nullptr) {
       groups_[g]->ShardGradient();
       r.accumulate = groups_[g]->PrepareAccumulation();
@@ -373,14 +374,14 @@ void Unit::ReduceOverShards(const std::vector<Reducing>& work) {
     const bool last = context_->replicate == nullptr;
     const double divisor =
         last ? DivisorOf(groups_[r.group]->reduce_dtype()) : 1;
-    groups_[r.group]->AppendReduceParts(r.wire, r.target,
-                                        last && r.accumulate, parts[divisor]);
+    groups_[r.group]->AppendReduceParts(r.wire, r.target, last && r.accumulate,
+                                        parts[divisor]);
   }
   Tensor flags = flags_;
   for (const auto& [divisor, list] : parts) {
-    OrThrow(context_->shard->ReduceScatter(
-        list, {ReduceOp::kSum, divisor}, std::exchange(flags, Tensor()),
-        stream, name_));
+    OrThrow(context_->shard->ReduceScatter(list, {ReduceOp::kSum, divisor},
+                                           std::exchange(flags, Tensor()),
+                                           stream, name_));
   }
   reduced_event_ = stream.Record();
 }

@@ -99,8 +99,8 @@ class Unit {
   // A group's way through a reduction.
   struct Reducing {
     size_t group = 0;
-    Tensor wire;    // The whole gradient, as it travels.
-    Tensor target;  // Where the sum over the shard group ends.
+    Tensor wire;              // The whole gradient, as it travels.
+    Tensor target;            // Where the sum over the shard group ends.
     bool accumulate = false;  // Onto the gradient that the shard holds.
   };
 

@@ -26,8 +26,7 @@ Variable::Variable(Tensor data, bool requires_grad)
   impl_->requires_grad = requires_grad;
 }
 
-Variable::Variable(Tensor data, std::shared_ptr<Node> grad_fn,
-                   int output_index)
+Variable::Variable(Tensor data, std::shared_ptr<Node> grad_fn, int output_index)
     : impl_(std::make_shared<VariableImpl>()) {
   impl_->data = std::move(data);
   impl_->requires_grad = true;

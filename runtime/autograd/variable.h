@@ -17,8 +17,8 @@ struct VariableImpl {
   Tensor data;
   Tensor grad;
   bool requires_grad = false;
-  std::shared_ptr<Node> grad_fn;  // Null for leaves.
-  int output_index = 0;           // Which output of grad_fn this is.
+  std::shared_ptr<Node> grad_fn;       // Null for leaves.
+  int output_index = 0;                // Which output of grad_fn this is.
   std::shared_ptr<GradientSink> sink;  // Of leaves, usually null.
   std::string name;                    // For error messages.
 };

@@ -112,8 +112,7 @@ class State {
     for (auto it = spans_.lower_bound(begin);
          it != spans_.end() && it->first < end; ++it) {
       Span& span = it->second;
-      Compare(clock, operation, span.writes, write ? "write" : "read",
-              "write");
+      Compare(clock, operation, span.writes, write ? "write" : "read", "write");
       if (write) Compare(clock, operation, span.reads, "write", "read");
       const Access access{clock, time, operation};
       if (write) {
@@ -135,10 +134,10 @@ class State {
       // What orders ranks is inside their collectives.
       if (devices_[access.clock] != devices_[clock]) continue;
       if (At(clocks_[clock], access.clock) >= access.time) continue;
-      reports_.push_back(absl::StrCat(
-          operation, " (", mine, ") on stream \"", names_[clock],
-          "\" is not ordered after ", access.operation, " (", theirs,
-          ") on stream \"", names_[access.clock], "\""));
+      reports_.push_back(
+          absl::StrCat(operation, " (", mine, ") on stream \"", names_[clock],
+                       "\" is not ordered after ", access.operation, " (",
+                       theirs, ") on stream \"", names_[access.clock], "\""));
     }
   }
 

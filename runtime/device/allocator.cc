@@ -55,10 +55,14 @@ std::string CategoriesText(const MemoryStats& stats) {
 
 const char* MemoryCategoryName(MemoryCategory category) {
   static constexpr std::array<const char*, kNumMemoryCategories> kNames = {
-      "parameters",           "gradients",
-      "optimizer state",      "unsharded parameters",
-      "unsharded gradients",  "activations",
-      "scratch",              "data"};
+      "parameters",
+      "gradients",
+      "optimizer state",
+      "unsharded parameters",
+      "unsharded gradients",
+      "activations",
+      "scratch",
+      "data"};
   return kNames[static_cast<int>(category)];
 }
 

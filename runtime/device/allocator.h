@@ -113,8 +113,8 @@ class Allocator final : public Scratch {
 
  private:
   struct Block {
-    int64_t num_bytes;       // Of the block.
-    int64_t counted_bytes;   // Of the request, rounded.
+    int64_t num_bytes;      // Of the block.
+    int64_t counted_bytes;  // Of the request, rounded.
     MemoryCategory category;
   };
   void Count(int64_t num_bytes, MemoryCategory category);

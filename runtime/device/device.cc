@@ -41,10 +41,10 @@ DeviceContext& ContextOf(Device device) {
         "tensor first"));
   }
   if (device.type == DeviceType::kCuda) {
-    throw Error(absl::UnimplementedError(absl::StrCat(
-        device.ToString(),
-        ": built without CUDA; use a CPU device or build with "
-        "--define=cuda=1")));
+    throw Error(absl::UnimplementedError(
+        absl::StrCat(device.ToString(),
+                     ": built without CUDA; use a CPU device or build with "
+                     "--define=cuda=1")));
   }
   if (device.index < 0 || device.index >= kMaxCpuDevices) {
     throw Error(absl::InvalidArgumentError(

@@ -51,9 +51,9 @@ Shape BroadcastShapes(const char* operation, const Shape& a, const Shape& b) {
     const int64_t x = d <= a.num_dims() ? a.dim(-d) : 1;
     const int64_t y = d <= b.num_dims() ? b.dim(-d) : 1;
     if (x != y && x != 1 && y != 1) {
-      throw Error(absl::InvalidArgumentError(absl::StrCat(
-          operation, ": shapes do not broadcast: ", a.ToString(), " and ",
-          b.ToString(), " (dim ", -d, ")")));
+      throw Error(absl::InvalidArgumentError(
+          absl::StrCat(operation, ": shapes do not broadcast: ", a.ToString(),
+                       " and ", b.ToString(), " (dim ", -d, ")")));
     }
     sizes[num_dims - d] = x == 1 ? y : x;
   }

@@ -51,8 +51,9 @@ void* Storage::data() const {
       name_.empty() ? "a tensor's storage" : absl::StrCat("\"", name_, "\"");
   if (device_.is_meta()) {
     throw Error(absl::FailedPreconditionError(absl::StrCat(
-        what, " is on the meta device and has no values: materialise it "
-              "(InitializeParameters, or load values) before using them")));
+        what,
+        " is on the meta device and has no values: materialise it "
+        "(InitializeParameters, or load values) before using them")));
   }
   throw Error(absl::FailedPreconditionError(
       absl::StrCat(what,

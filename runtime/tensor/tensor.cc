@@ -21,7 +21,8 @@ void CopyOut(const TensorView& view, int64_t element_bytes, char* out) {
   const int64_t n = view.num_elements();
   for (int64_t i = 0; i < n; ++i) {
     int64_t offset = 0;
-    for (int d = 0; d < view.num_dims; ++d) offset += index[d] * view.strides[d];
+    for (int d = 0; d < view.num_dims; ++d)
+      offset += index[d] * view.strides[d];
     std::memcpy(out + i * element_bytes, base + offset * element_bytes,
                 element_bytes);
     for (int d = view.num_dims - 1; d >= 0; --d) {
@@ -56,8 +57,7 @@ Tensor Tensor::Empty(const Shape& shape, const TensorOptions& options) {
   for (int64_t size : shape.sizes()) {
     if (size < 0) Refuse("Tensor: negative size in " + shape.ToString());
   }
-  const int64_t num_bytes =
-      shape.num_elements() * ElementBytes(options.dtype);
+  const int64_t num_bytes = shape.num_elements() * ElementBytes(options.dtype);
   return View(Storage::Allocated(options.device, num_bytes), 0, shape,
               options.dtype);
 }
@@ -192,8 +192,8 @@ Tensor Tensor::Permute(const std::vector<int>& dims) const {
 Tensor Tensor::Expand(const Shape& shape) const {
   const int added = shape.num_dims() - num_dims();
   if (added < 0) {
-    Refuse(absl::StrCat("Expand: ", shape_.ToString(), " to ",
-                        shape.ToString()));
+    Refuse(
+        absl::StrCat("Expand: ", shape_.ToString(), " to ", shape.ToString()));
   }
   Tensor result = *this;
   result.shape_ = shape;
