@@ -183,6 +183,8 @@ TEST_P(MatMulTest, MultipliesBatches) {
     for (int num_threads : {1, 2, 5}) {
       ExpectProduct({3, 9, 50, 17, in, out, Layout::kRows, Layout::kColumns,
                      Layout::kRows, false, false, num_threads});
+      ExpectProduct({4, 70, 100, 50, in, out, Layout::kRows, Layout::kRows,
+                     Layout::kRows, false, true, num_threads});
       ExpectProduct({2, 5, 7, 70, in, out, Layout::kColumns, Layout::kRows,
                      Layout::kPaddedRows, true, true, num_threads});
     }
@@ -237,7 +239,7 @@ TEST_P(MatMulTest, NothingToMultiply) {
 TEST_P(MatMulTest, ThreadsDoNotChangeBits) {
   for (const auto [in, out] : kDTypes) {
     if (in == DType::kBFloat16 && GetParam() == Way::kDefault) continue;
-    Case t{0, 40, 150, 600, in, out};
+    Case t{0, 40, 150, 600, in, out};  // Work for 13 threads.
     t.bias = t.accumulate = true;
     const std::vector<uint8_t> expected = ProductBytes(t);
     for (int num_threads : {2, 3, 4, 7}) {

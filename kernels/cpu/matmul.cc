@@ -297,11 +297,21 @@ MatMulArgs RegionOf(const MatMulArgs& args, const MatMulGrid& grid,
   return region;
 }
 
+// Waking a thread takes as long as some hundred thousand multiplications.
+int UsefulThreads(const MatMulShape& shape, int64_t num_matrices,
+                  const Launch& launch) {
+  constexpr int64_t kProductsOfThread = int64_t{1} << 18;
+  const int64_t products = num_matrices * shape.rows * shape.cols * shape.depth;
+  return static_cast<int>(
+      std::clamp<int64_t>(products / kProductsOfThread, 1, launch.num_threads));
+}
+
 void MultiplyPacked(const MatMulArgs& args, const Launch& launch) {
   const bool batched = args.c.num_dims == 3;
   const int64_t num_matrices = batched ? args.c.sizes[0] : 1;
   const MatMulShape shape{args.c.size(-2), args.c.size(-1), args.a.size(-1)};
-  const MatMulGrid grid = GridOf(shape, num_matrices, launch.num_threads);
+  const int useful_threads = UsefulThreads(shape, num_matrices, launch);
+  const MatMulGrid grid = GridOf(shape, num_matrices, useful_threads);
   const MatMulBlocking blocking =
       BlockingOf({std::min(grid.row_step, shape.rows),
                   std::min(grid.col_step, shape.cols), shape.depth},
@@ -309,7 +319,7 @@ void MultiplyPacked(const MatMulArgs& args, const Launch& launch) {
                  args.c.dtype == AccumulateDType(args.a.dtype));
   const int64_t num_items = num_matrices * grid.rows * grid.cols;
   const int num_threads =
-      static_cast<int>(std::min<int64_t>(launch.num_threads, num_items));
+      static_cast<int>(std::min<int64_t>(useful_threads, num_items));
   const ScratchBuffer scratch(launch, num_threads * blocking.total_bytes());
   const auto multiply = HWY_DYNAMIC_DISPATCH(MultiplyRegion);
 #pragma omp parallel for num_threads(num_threads) schedule(static)
