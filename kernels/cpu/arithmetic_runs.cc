@@ -24,22 +24,25 @@ template <typename T>
 inline constexpr bool kHalf =
     std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
 
+// A number that C++ converts itself.
+template <typename T>
+auto Widened(T value) {
+  if constexpr (kHalf<T>) {
+    return static_cast<float>(value);
+  } else {
+    return value;
+  }
+}
+
 template <typename Src, typename Dst>
 Dst ConvertOne(Src value) {
+  const auto wide = Widened(value);
   if constexpr (std::is_same_v<Dst, bool>) {
-    if constexpr (kHalf<Src>) {
-      return static_cast<float>(value) != 0;
-    } else {
-      return value != Src{};
-    }
-  } else if constexpr (kHalf<Src> && kHalf<Dst>) {
-    return Dst(static_cast<float>(value));
-  } else if constexpr (kHalf<Src>) {
-    return static_cast<Dst>(static_cast<float>(value));
+    return wide != 0;
   } else if constexpr (kHalf<Dst>) {
-    return Dst(static_cast<float>(value));
+    return Dst(static_cast<float>(wide));
   } else {
-    return static_cast<Dst>(value);
+    return static_cast<Dst>(wide);
   }
 }
 

@@ -182,22 +182,25 @@ class Reduction {
     return ReduceStrided<T, Total>(args_.op, x, stride, n);
   }
 
+  Total Scaled(Total total) const {
+    if constexpr (kFloating) return total * args_.factor;
+    return args_.factor == 1 ? total : static_cast<Total>(total * args_.factor);
+  }
+
+  template <typename Y>
+  void WriteAs(Y& y, Total value) const {
+    if constexpr (std::is_same_v<Y, bfloat16> || std::is_same_v<Y, float16>) {
+      const double old = args_.accumulate ? static_cast<float>(y) : 0.0;
+      y = Y(static_cast<float>(static_cast<double>(value) + old));
+    } else {
+      y = static_cast<Y>(args_.accumulate ? value + static_cast<Total>(y)
+                                          : value);
+    }
+  }
+
   void Write(int64_t y_offset, Total total) const {
     VisitDType(args_.y.dtype, [&]<typename Y>() {
-      Y& y = args_.y.as<Y>()[y_offset];
-      if constexpr (std::is_same_v<Y, bfloat16> || std::is_same_v<Y, float16>) {
-        double value = static_cast<double>(total) * args_.factor;
-        if (args_.accumulate) value += static_cast<float>(y);
-        y = Y(static_cast<float>(value));
-      } else if constexpr (kFloating) {
-        const Total value = total * args_.factor;
-        y = static_cast<Y>(args_.accumulate ? value + y : value);
-      } else {
-        const Total value = args_.factor == 1
-                                ? total
-                                : static_cast<Total>(total * args_.factor);
-        y = static_cast<Y>(args_.accumulate ? value + y : value);
-      }
+      WriteAs(args_.y.as<Y>()[y_offset], Scaled(total));
     });
   }
 

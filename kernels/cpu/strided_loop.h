@@ -29,7 +29,7 @@ class StridedLoop {
   using Run = std::function<void(char* const* pointers, int64_t n)>;
 
   // All views have the same sizes.
-  explicit StridedLoop(std::initializer_list<LoopOperand> operands);
+  StridedLoop(std::initializer_list<LoopOperand> operands);
 
   // Calls `run` for every element once, on the launch's threads.
   void ForEachRun(const Launch& launch, const Run& run) const;
