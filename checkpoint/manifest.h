@@ -43,7 +43,7 @@ struct RunState {
   int64_t data_position = 0;  // Samples that all ranks together have taken.
   uint64_t seed = 0;          // Of all random numbers, with step and position.
   // Whatever else the trainer wants back: its options, the text's checksum.
-  std::map<std::string, std::string> values;
+  std::map<std::string, std::string> values = {};
   friend bool operator==(const RunState&, const RunState&) = default;
 };
 

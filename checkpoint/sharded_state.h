@@ -1,0 +1,47 @@
+// A sharded module as named tensors: what a checkpoint saves of it, and its
+// export to one file for everybody.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "checkpoint/training_checkpoint.h"
+#include "fsdp/fully_shard.h"
+#include "runtime/optim/optimizer.h"
+
+namespace tessera {
+
+// What this rank keeps of each parameter ("model.NAME") and of the optimizer's
+// state of it ("optimizer.NAME.STATE"), and, whole, of each persistent buffer.
+// Model tensors are the module's own memory.
+std::vector<CheckpointTensor> ShardedTensors(FullyShardedModule& module,
+                                             const Optimizer& optimizer);
+
+// Sets module and optimizer from a checkpoint of ShardedTensors. Called by all
+// ranks. Errors as of CheckpointReader::Read, and those of
+// Optimizer::LoadState. States that were not there when it was saved, because
+// a parameter had never had a gradient, are not there afterwards.
+absl::Status ReadShardedTensors(const CheckpointReader& reader,
+                                FullyShardedModule& module,
+                                Optimizer& optimizer);
+
+struct ExportOptions {
+  std::optional<DType> dtype = {};  // Of floating tensors; unset: the masters'.
+};
+
+// Writes all parameters and persistent buffers, under the names of the plain
+// module, to one safetensors file: rank 0 writes, the others take part in the
+// gathers. Extra memory is one parameter. Called by all ranks; an error of
+// rank 0 is returned on all, and what was at `path` stays.
+absl::Status ExportModel(FullyShardedModule& module, const std::string& path,
+                         const ExportOptions& options = {});
+
+// Sets every parameter and persistent buffer from a safetensors file with the
+// names of the plain module. Called by all ranks, each of which reads the file.
+// Errors, the same on all ranks, before anything is changed: a tensor that is
+// missing, is too much, or has another shape.
+absl::Status ImportModel(FullyShardedModule& module, const std::string& path);
+
+}  // namespace tessera

@@ -1,0 +1,100 @@
+#include "tools/run_checkpoint.h"
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/sharded_state.h"
+#include "checkpoint/training_checkpoint.h"
+#include "kernels/status.h"
+#include "runtime/data/file_io.h"
+#include "tools/cache_folder.h"
+
+namespace tessera {
+namespace {
+
+std::string CheckpointsOf(const std::string& run_folder) {
+  return run_folder + "/checkpoints";
+}
+
+absl::Status CheckSame(const std::string& path, const std::string& what,
+                       const std::string& saved, const std::string& now) {
+  if (saved == now) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "resume from ", path, ": its ", what, " is ", saved, ", this run has ",
+      now, "; the run would not go on as it was"));
+}
+
+absl::Status CheckFolder(const std::string& folder,
+                         const TrainOptions& options) {
+  RETURN_IF_ERROR(MakeFolders(folder));
+  if (!options.resume.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> old,
+                   ListCheckpoints(CheckpointsOf(folder)));
+  if (old.empty()) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat(
+      "--out: ", folder, " holds a run that was saved at step ",
+      old.back().step, "; add --resume=latest or choose another folder"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> SaveRun(const RunParts& parts,
+                                    const RunState& state) {
+  return SaveCheckpoint(
+      *parts.module->mesh().world(),
+      {CheckpointsOf(parts.folder), parts.model_text, state, parts.keep},
+      ShardedTensors(*parts.module, *parts.optimizer));
+}
+
+absl::StatusOr<RunState> ResumeRun(const RunParts& parts,
+                                   const std::string& resume,
+                                   const RunState& fresh) {
+  Communicator& world = *parts.module->mesh().world();
+  std::string path = resume;
+  if (resume == "latest") {
+    ASSIGN_OR_RETURN(path,
+                     FindLatestCheckpoint(world, CheckpointsOf(parts.folder)));
+  }
+  ASSIGN_OR_RETURN(const CheckpointReader reader,
+                   CheckpointReader::Open(world, path, parts.model_text));
+  const RunState& saved = reader.manifest().state;
+  RETURN_IF_ERROR(CheckSame(path, "--seed", absl::StrCat(saved.seed),
+                            absl::StrCat(fresh.seed)));
+  for (const auto& [name, value] : fresh.values) {
+    const auto found = saved.values.find(name);
+    if (found == saved.values.end()) continue;
+    RETURN_IF_ERROR(CheckSame(path, name, found->second, value));
+  }
+  RETURN_IF_ERROR(ReadShardedTensors(reader, *parts.module, *parts.optimizer));
+  return saved;
+}
+
+absl::StatusOr<std::string> PrepareRunFolder(Communicator& world,
+                                             const TrainOptions& options) {
+  std::string folder = options.out;
+  absl::Status status;
+  if (world.rank() == 0) {
+    if (folder.empty()) folder = NewRunFolder(CacheFolder());
+    status = CheckFolder(folder, options);
+  }
+  RETURN_IF_ERROR(world.AgreeOnStatus(status, "run folder"));
+  ASSIGN_OR_RETURN(const std::vector<std::string> folders,
+                   world.AllGatherBytes(folder, "run folder"));
+  return folders[0];
+}
+
+absl::Status WriteFinishedRun(const RunParts& parts,
+                              const std::string& options_yaml) {
+  Communicator& world = *parts.module->mesh().world();
+  RETURN_IF_ERROR(
+      ExportModel(*parts.module, parts.folder + "/model.safetensors"));
+  absl::Status status;
+  if (world.rank() == 0) {
+    status = WriteFile(parts.folder + "/config.json", parts.model_text);
+    if (status.ok()) {
+      status = WriteFile(parts.folder + "/options.yaml", options_yaml);
+    }
+  }
+  return world.AgreeOnStatus(status, "finish run");
+}
+
+}  // namespace tessera

@@ -1,0 +1,111 @@
+#include "tools/text_generator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/status.h"
+#include "runtime/autograd/grad_mode.h"
+
+namespace tessera {
+namespace {
+
+// Uniform in [0, 1), the same everywhere, which the standard's is not.
+double Uniform(std::mt19937_64& generator) {
+  return static_cast<double>(generator() >> 11) * 0x1.0p-53;
+}
+
+// How many of the tokens, likeliest first, are left to choose from.
+// `probabilities` are in that order and need not add up to 1.
+size_t NumCandidates(const std::vector<double>& probabilities,
+                     const SamplingOptions& options) {
+  size_t n = probabilities.size();
+  if (options.top_k > 0) n = std::min(n, static_cast<size_t>(options.top_k));
+  if (options.top_p >= 1) return n;
+  const double total =
+      std::accumulate(probabilities.begin(), probabilities.end(), 0.0);
+  double sum = 0;
+  for (size_t i = 0; i < n; ++i) {
+    sum += probabilities[i];
+    if (sum >= options.top_p * total) return i + 1;
+  }
+  return n;
+}
+
+Tensor IdsTensor(std::span<const int32_t> ids) {
+  const std::vector<int64_t> wide(ids.begin(), ids.end());
+  return Tensor::FromVector(wide, Shape{1, static_cast<int64_t>(wide.size())});
+}
+
+}  // namespace
+
+absl::Status CheckSampling(const SamplingOptions& options) {
+  if (!(options.temperature >= 0) || std::isinf(options.temperature)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "temperature: wanted 0 or more, got ", options.temperature));
+  }
+  if (options.top_k < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("top_k: wanted 0 (all) or more, got ", options.top_k));
+  }
+  if (!(options.top_p > 0 && options.top_p <= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "top_p: wanted above 0 and at most 1, got ", options.top_p));
+  }
+  return absl::OkStatus();
+}
+
+int64_t SampleToken(const std::vector<double>& logits,
+                    const SamplingOptions& options,
+                    std::mt19937_64& generator) {
+  TESSERA_CHECK(!logits.empty());
+  std::vector<int64_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
+  if (options.temperature == 0) return order[0];
+  std::vector<double> probabilities;
+  for (const int64_t token : order) {
+    probabilities.push_back(
+        std::exp((logits[token] - logits[order[0]]) / options.temperature));
+  }
+  probabilities.resize(NumCandidates(probabilities, options));
+  double left = Uniform(generator) * std::accumulate(probabilities.begin(),
+                                                     probabilities.end(), 0.0);
+  for (size_t i = 0; i < probabilities.size(); ++i) {
+    left -= probabilities[i];
+    if (left < 0) return order[i];
+  }
+  return order[probabilities.size() - 1];
+}
+
+void GenerateText(CausalLM& model, const Tokenizer& tokenizer,
+                  const std::string& prompt, const GenerateOptions& options,
+                  const std::function<void(const std::string&)>& emit) {
+  const NoGrad no_grad;
+  const int64_t capacity = model.max_positions();
+  std::vector<int32_t> ids = tokenizer.Encode(prompt);
+  if (ids.empty()) {
+    throw Error(absl::InvalidArgumentError("generate: the prompt is empty"));
+  }
+  if (static_cast<int64_t>(ids.size()) > capacity) {
+    ids.erase(ids.begin(), ids.end() - capacity);
+  }
+  std::mt19937_64 generator(options.seed);
+  KeyValueCache cache = model.NewCache(1, capacity);
+  std::span<const int32_t> next(ids);
+  for (int64_t i = 0; i < options.num_tokens; ++i) {
+    if (cache.length + static_cast<int64_t>(next.size()) > capacity) {
+      cache = model.NewCache(1, capacity);
+      next = std::span(ids).last((capacity + 1) / 2);
+    }
+    const Tensor logits = model.NextLogits(IdsTensor(next), cache);
+    ids.push_back(static_cast<int32_t>(
+        SampleToken(logits.ToDoubles(), options.sampling, generator)));
+    next = std::span(ids).last(1);
+    emit(tokenizer.Decode(next));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,123 @@
+// The next token is chosen as the options say, the same everywhere.
+#include "tools/text_generator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "runtime/nn/gpt2.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tessera {
+namespace {
+
+// How often each of 4 tokens is drawn in 20000.
+std::vector<double> Shares(const SamplingOptions& options) {
+  // exp of these: 1, 2, 4, 1 eighths.
+  const std::vector<double> logits = {0, std::log(2), std::log(4), 0};
+  std::mt19937_64 generator(5);
+  std::vector<double> shares(4);
+  for (int i = 0; i < 20000; ++i) {
+    shares[SampleToken(logits, options, generator)] += 1.0 / 20000;
+  }
+  return shares;
+}
+
+void ExpectShares(const SamplingOptions& options,
+                  const std::vector<double>& wanted) {
+  const std::vector<double> shares = Shares(options);
+  // Five standard deviations of a share of 1/2.
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    EXPECT_NEAR(shares[i], wanted[i], 0.018) << "token " << i;
+    if (wanted[i] == 0) {
+      EXPECT_EQ(shares[i], 0);
+    }
+  }
+}
+
+TEST(TextGeneratorTest, SamplesFollowTheProbabilities) {
+  ExpectShares({.temperature = 1}, {0.125, 0.25, 0.5, 0.125});
+  // Half the temperature squares the odds.
+  ExpectShares({.temperature = 0.5}, {1 / 22., 4 / 22., 16 / 22., 1 / 22.});
+  ExpectShares({.temperature = 0}, {0, 0, 1, 0});
+}
+
+TEST(TextGeneratorTest, OnlyTheLikeliestAreLeft) {
+  ExpectShares({.temperature = 1, .top_k = 2}, {0, 1 / 3., 2 / 3., 0});
+  ExpectShares({.temperature = 1, .top_k = 1}, {0, 0, 1, 0});
+  ExpectShares({.temperature = 1, .top_k = 9}, {0.125, 0.25, 0.5, 0.125});
+  ExpectShares({.temperature = 1, .top_p = 0.5}, {0, 0, 1, 0});
+  ExpectShares({.temperature = 1, .top_p = 0.75}, {0, 1 / 3., 2 / 3., 0});
+  // Of equal ones the first.
+  ExpectShares({.temperature = 1, .top_p = 0.8}, {1 / 7., 2 / 7., 4 / 7., 0});
+  ExpectShares({.temperature = 1, .top_k = 1, .top_p = 0.9}, {0, 0, 1, 0});
+}
+
+TEST(TextGeneratorTest, WrongOptionsAreNamed) {
+  const auto kWrong = absl::StatusCode::kInvalidArgument;
+  EXPECT_OK(CheckSampling({}));
+  EXPECT_THAT(CheckSampling({.temperature = -1}),
+              StatusIs(kWrong, "temperature"));
+  EXPECT_THAT(CheckSampling({.temperature = NAN}),
+              StatusIs(kWrong, "temperature"));
+  EXPECT_THAT(CheckSampling({.top_k = -1}), StatusIs(kWrong, "top_k"));
+  EXPECT_THAT(CheckSampling({.top_p = 0}), StatusIs(kWrong, "top_p"));
+  EXPECT_THAT(CheckSampling({.top_p = 1.5}), StatusIs(kWrong, "top_p"));
+}
+
+std::string Generate(CausalLM& model, const std::string& prompt,
+                     const GenerateOptions& options) {
+  std::string text;
+  GenerateText(model, ByteTokenizer(), prompt, options,
+               [&](const std::string& piece) { text += piece; });
+  return text;
+}
+
+TEST(TextGeneratorTest, TextGoesOnBeyondThePositionsOfTheModel) {
+  GPT2LMHeadModel model({.vocab_size = 256,
+                         .n_positions = 8,
+                         .n_embd = 16,
+                         .n_layer = 1,
+                         .n_head = 2});
+  InitializeParameters(model, 3);
+  model.Eval();
+  const GenerateOptions options = {.num_tokens = 30, .seed = 1};
+  const std::string text = Generate(model, "a", options);
+  EXPECT_EQ(text.size(), 30u);
+  EXPECT_EQ(Generate(model, "a", options), text);
+  // Only the last positions of a prompt that is too long count.
+  EXPECT_EQ(Generate(model, "xxxxxabcdefgh", options),
+            Generate(model, "yabcdefgh", options));
+  EXPECT_THROWS_ERROR(Generate(model, "", options),
+                      absl::StatusCode::kInvalidArgument, "prompt is empty");
+}
+
+TEST(TextGeneratorTest, GreedyTokensAreThoseWithoutACache) {
+  GPT2LMHeadModel model({.vocab_size = 256,
+                         .n_positions = 16,
+                         .n_embd = 16,
+                         .n_layer = 2,
+                         .n_head = 2});
+  InitializeParameters(model, 4);
+  model.Eval();
+  const GenerateOptions options = {.sampling = {.temperature = 0},
+                                   .num_tokens = 10};
+  const std::string text = Generate(model, "seed", options);
+  std::string whole = "seed";
+  for (int i = 0; i < 10; ++i) {
+    KeyValueCache cache = model.NewCache(1, 16);
+    std::vector<int64_t> ids;
+    for (const char c : whole) ids.push_back(static_cast<unsigned char>(c));
+    const Tensor input =
+        Tensor::FromVector(ids, Shape{1, static_cast<int64_t>(ids.size())});
+    const std::vector<double> logits =
+        model.NextLogits(input, cache).ToDoubles();
+    whole += static_cast<char>(std::max_element(logits.begin(), logits.end()) -
+                               logits.begin());
+  }
+  EXPECT_EQ("seed" + text, whole);
+}
+
+}  // namespace
+}  // namespace tessera

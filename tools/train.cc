@@ -1,0 +1,98 @@
+// Trains a transformer on text, fully sharded over ranks.
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <thread>
+
+#include "fsdp/comm/make_communicator.h"
+#include "fsdp/comm/rendezvous.h"
+#include "fsdp/device_mesh.h"
+#include "kernels/status.h"
+#include "runtime/data/file_io.h"
+#include "tools/cache_folder.h"
+#include "tools/launch/launch.h"
+#include "tools/stop_signal.h"
+#include "tools/train_options.h"
+#include "tools/training_run.h"
+
+namespace tessera {
+namespace {
+
+// This rank's share of the cores of its host.
+int DefaultThreads(const RankEnvironment& environment) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, cores / std::max(1, environment.local_world_size));
+}
+
+absl::Status RunRank(const TrainOptions& options,
+                     const RankEnvironment& environment) {
+  std::signal(SIGXFSZ, SIG_IGN);  // A full disk is an error, see SaveRun.
+  std::signal(SIGPIPE, SIG_IGN);
+  const StopSignal stop;
+  ASSIGN_OR_RETURN(const std::shared_ptr<Store> store, MeetRanks(environment));
+  MakeCommunicatorOptions communication;
+  communication.kind = options.communicator;
+  ASSIGN_OR_RETURN(std::shared_ptr<Communicator> world,
+                   MakeCommunicator(store, communication));
+  ASSIGN_OR_RETURN(const std::vector<std::string> flags,
+                   world->AllGatherBytes(TrainFlagsAsYaml(), "flags"));
+  RETURN_IF_ERROR(CompareRankFlags(flags));
+  const Device device = CurrentDevice();
+  SetNumThreads(device, options.threads > 0 ? static_cast<int>(options.threads)
+                                            : DefaultThreads(environment));
+  if (options.compute_stream == "queued") {
+    SetComputeStreamMode(device, StreamMode::kQueued);
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRun> run,
+                   TrainingRun::Create(options, std::move(world), stop));
+  return run->Run();
+}
+
+// What would be wrong on every rank is said once.
+absl::Status CheckInput(const TrainOptions& options) {
+  for (const std::string& text : options.text) {
+    RETURN_IF_ERROR(ReadableFile::Open(text).status());
+  }
+  ASSIGN_OR_RETURN(const MeshShape mesh, ParseMeshShape(options.mesh));
+  ASSIGN_OR_RETURN(const MeshShape resolved,
+                   ResolveMeshShape(mesh, static_cast<int>(options.ranks)));
+  return Validate(options.sharding, resolved);
+}
+
+absl::StatusOr<int> StartRanks(const TrainOptions& options, int argc,
+                               char** argv) {
+  RETURN_IF_ERROR(CheckInput(options));
+  LaunchOptions launch;
+  launch.num_ranks = static_cast<int>(options.ranks);
+  launch.command = ThisCommand(argc, argv);
+  ASSIGN_OR_RETURN(const LaunchResult result, Launch(launch));
+  if (!result.error.empty()) {
+    std::fprintf(stderr, "train: %s\n", result.error.c_str());
+  }
+  return result.exit_code;
+}
+
+absl::StatusOr<int> Main(int argc, char** argv) {
+  RETURN_IF_ERROR(EnterCallersFolder());
+  RETURN_IF_ERROR(ParseTrainFlags(argc, argv));
+  ASSIGN_OR_RETURN(const TrainOptions options, TrainOptionsFromFlags());
+  ASSIGN_OR_RETURN(const RankEnvironment environment, ReadRankEnvironment());
+  if (environment.source.empty() && options.ranks > 1) {
+    return StartRanks(options, argc, argv);
+  }
+  RETURN_IF_ERROR(RunRank(options, environment));
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  absl::StatusOr<int> code = 0;
+  const absl::Status thrown =
+      tessera::Try([&] { code = tessera::Main(argc, argv); });
+  const absl::Status status = thrown.ok() ? code.status() : thrown;
+  if (status.ok()) return *code;
+  std::fprintf(stderr, "train: %s\n", status.ToString().c_str());
+  return 1;
+}

@@ -1,0 +1,375 @@
+#include "tools/train_options.h"
+
+#include <cmath>
+#include <sstream>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/status.h"
+#include "tools/cache_folder.h"
+#include "tools/flag_file.h"
+
+ABSL_FLAG(std::string, config, "",
+          "YAML file of these flags, one a line; the command line wins");
+ABSL_FLAG(std::vector<std::string>, text, {},
+          "text files to train on, by commas; default: the prepared text");
+ABSL_FLAG(std::string, out, "",
+          "folder of the run; default: a new one in the cache");
+ABSL_FLAG(std::string, resume, "",
+          "\"latest\" (in --out) or the path of a checkpoint");
+ABSL_FLAG(int64_t, steps, 300, "optimizer steps");
+ABSL_FLAG(double, minutes, 0,
+          "train about this long: the first steps are measured and --steps is "
+          "set from them");
+ABSL_FLAG(int64_t, save_every, 0,
+          "checkpoint every so many steps; 0: at the end alone");
+ABSL_FLAG(int64_t, keep, 2, "checkpoints that are kept; 0: all");
+ABSL_FLAG(int64_t, eval_every, 100,
+          "validate every so many steps; 0: at the ends alone");
+ABSL_FLAG(int64_t, eval_batches, 8, "batches of a validation");
+ABSL_FLAG(int64_t, log_every, 10, "steps between two progress lines");
+ABSL_FLAG(int64_t, sample_tokens, 300, "tokens of the sample at the end");
+ABSL_FLAG(bool, dry_run, false, "check everything, print the plan, and stop");
+
+ABSL_FLAG(int64_t, seq, 256, "tokens of a sequence");
+ABSL_FLAG(int64_t, batch, 32, "sequences of a step, of all ranks together");
+ABSL_FLAG(int64_t, accumulate, 1, "micro-batches that a step is made of");
+ABSL_FLAG(double, validation_share, 0.05, "share of the text for validation");
+ABSL_FLAG(uint64_t, seed, 1, "of start values, order of the text, dropout");
+
+ABSL_FLAG(std::string, model, "gpt2", "gpt2 or llama");
+ABSL_FLAG(int64_t, layers, 4, "blocks");
+ABSL_FLAG(int64_t, hidden, 192, "width");
+ABSL_FLAG(int64_t, heads, 6, "attention heads");
+ABSL_FLAG(int64_t, kv_heads, 0, "key and value heads (llama); 0: as many");
+ABSL_FLAG(int64_t, intermediate, 0,
+          "width inside the MLP; 0: 4 hidden (gpt2), 8/3 hidden (llama)");
+ABSL_FLAG(double, dropout, 0, "of residuals and embeddings (gpt2)");
+ABSL_FLAG(bool, tie_embeddings, true, "the head's weight is the embedding's");
+ABSL_FLAG(bool, activation_checkpointing, false,
+          "keep the inputs of blocks only, and run them again in backward");
+
+ABSL_FLAG(double, lr, 2e-3, "highest learning rate");
+ABSL_FLAG(double, min_lr, 2e-4, "learning rate at the end");
+ABSL_FLAG(int64_t, warmup, 20,
+          "steps to the highest learning rate, at most all");
+ABSL_FLAG(double, weight_decay, 0.1, "of tensors with two or more dims");
+ABSL_FLAG(std::string, betas, "0.9,0.95", "of AdamW");
+ABSL_FLAG(double, eps, 1e-8, "of AdamW");
+ABSL_FLAG(double, clip, 1, "largest norm of a gradient; 0: any");
+
+ABSL_FLAG(int64_t, ranks, 2,
+          "processes that are started here; 0: this one is a rank already "
+          "(RANK and WORLD_SIZE, Slurm, Open MPI), or the only one");
+ABSL_FLAG(int64_t, threads, 0, "threads of a rank; 0: its share of the cores");
+ABSL_FLAG(std::string, communicator, "auto", "auto, shared_memory or gloo");
+ABSL_FLAG(std::string, mesh, "-1",
+          "replicate x shard, \"2x4\"; \"-1\": one copy over all ranks");
+ABSL_FLAG(std::string, compute_stream, "inline",
+          "inline, or queued: the host runs ahead");
+ABSL_FLAG(int64_t, fsdp_version, 2, "1: flat shards, 2: rows of parameters");
+ABSL_FLAG(std::string, sharding_strategy, "",
+          "version 1: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, "
+          "HYBRID_SHARD_ZERO2");
+ABSL_FLAG(std::string, reshard_after_forward, "",
+          "version 2: true, false, or among how many ranks to keep");
+ABSL_FLAG(std::string, backward_prefetch, "BACKWARD_PRE",
+          "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH");
+ABSL_FLAG(bool, forward_prefetch, false, "gather a unit ahead in forward");
+ABSL_FLAG(bool, limit_all_gathers, true, "at most two gathered units");
+ABSL_FLAG(std::string, mixed_precision, "fp32", "fp32, bf16 or fp16");
+
+namespace tessera {
+namespace {
+
+constexpr const char* kSource = "tools/train_options";
+
+absl::Status Wrong(const std::string& name, const std::string& wanted,
+                   const std::string& got) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", name, ": wanted ", wanted, ", got ", got));
+}
+
+absl::Status CheckAtLeast(const std::string& name, int64_t value,
+                          int64_t least) {
+  if (value >= least) return absl::OkStatus();
+  return Wrong(name, absl::StrCat(least, " or more"), absl::StrCat(value));
+}
+
+absl::Status CheckNumber(const std::string& name, double value) {
+  if (value >= 0 && std::isfinite(value)) return absl::OkStatus();
+  return Wrong(name, "a number that is 0 or more", absl::StrCat(value));
+}
+
+absl::Status CheckCounts() {
+  const std::vector<std::tuple<const char*, int64_t, int64_t>> counts = {
+      {"steps", absl::GetFlag(FLAGS_steps), 0},
+      {"save_every", absl::GetFlag(FLAGS_save_every), 0},
+      {"keep", absl::GetFlag(FLAGS_keep), 0},
+      {"eval_every", absl::GetFlag(FLAGS_eval_every), 0},
+      {"eval_batches", absl::GetFlag(FLAGS_eval_batches), 1},
+      {"log_every", absl::GetFlag(FLAGS_log_every), 1},
+      {"sample_tokens", absl::GetFlag(FLAGS_sample_tokens), 0},
+      {"seq", absl::GetFlag(FLAGS_seq), 2},
+      {"batch", absl::GetFlag(FLAGS_batch), 1},
+      {"accumulate", absl::GetFlag(FLAGS_accumulate), 1},
+      {"layers", absl::GetFlag(FLAGS_layers), 1},
+      {"hidden", absl::GetFlag(FLAGS_hidden), 1},
+      {"heads", absl::GetFlag(FLAGS_heads), 1},
+      {"kv_heads", absl::GetFlag(FLAGS_kv_heads), 0},
+      {"intermediate", absl::GetFlag(FLAGS_intermediate), 0},
+      {"warmup", absl::GetFlag(FLAGS_warmup), 0},
+      {"ranks", absl::GetFlag(FLAGS_ranks), 0},
+      {"threads", absl::GetFlag(FLAGS_threads), 0}};
+  for (const auto& [name, value, least] : counts) {
+    RETURN_IF_ERROR(CheckAtLeast(name, value, least));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNumbers() {
+  const std::vector<std::pair<const char*, double>> numbers = {
+      {"minutes", absl::GetFlag(FLAGS_minutes)},
+      {"lr", absl::GetFlag(FLAGS_lr)},
+      {"min_lr", absl::GetFlag(FLAGS_min_lr)},
+      {"weight_decay", absl::GetFlag(FLAGS_weight_decay)},
+      {"eps", absl::GetFlag(FLAGS_eps)},
+      {"clip", absl::GetFlag(FLAGS_clip)},
+      {"dropout", absl::GetFlag(FLAGS_dropout)},
+      {"validation_share", absl::GetFlag(FLAGS_validation_share)}};
+  for (const auto& [name, value] : numbers) {
+    RETURN_IF_ERROR(CheckNumber(name, value));
+  }
+  for (const auto& [name, value] :
+       {numbers[6], numbers[7]}) {  // Those that are shares.
+    if (value >= 1) return Wrong(name, "less than 1", absl::StrCat(value));
+  }
+  return absl::OkStatus();
+}
+
+GPT2Config GPT2FromFlags() {
+  GPT2Config config;
+  config.vocab_size = 256;
+  config.n_positions = absl::GetFlag(FLAGS_seq);
+  config.n_embd = absl::GetFlag(FLAGS_hidden);
+  config.n_layer = absl::GetFlag(FLAGS_layers);
+  config.n_head = absl::GetFlag(FLAGS_heads);
+  if (absl::GetFlag(FLAGS_intermediate) > 0) {
+    config.n_inner = absl::GetFlag(FLAGS_intermediate);
+  }
+  config.resid_pdrop = absl::GetFlag(FLAGS_dropout);
+  config.embd_pdrop = absl::GetFlag(FLAGS_dropout);
+  config.tie_word_embeddings = absl::GetFlag(FLAGS_tie_embeddings);
+  return config;
+}
+
+LlamaConfig LlamaFromFlags() {
+  LlamaConfig config;
+  config.vocab_size = 256;
+  config.max_position_embeddings = absl::GetFlag(FLAGS_seq);
+  config.hidden_size = absl::GetFlag(FLAGS_hidden);
+  config.num_hidden_layers = absl::GetFlag(FLAGS_layers);
+  config.num_attention_heads = absl::GetFlag(FLAGS_heads);
+  if (absl::GetFlag(FLAGS_kv_heads) > 0) {
+    config.num_key_value_heads = absl::GetFlag(FLAGS_kv_heads);
+  }
+  const int64_t inner = absl::GetFlag(FLAGS_intermediate);
+  config.intermediate_size =
+      inner > 0 ? inner : (config.hidden_size * 8 / 3 + 31) / 32 * 32;
+  config.tie_word_embeddings = absl::GetFlag(FLAGS_tie_embeddings);
+  return config;
+}
+
+absl::StatusOr<ModelConfig> ModelFromFlags() {
+  const std::string name = absl::GetFlag(FLAGS_model);
+  if (name == "gpt2") {
+    const GPT2Config config = GPT2FromFlags();
+    RETURN_IF_ERROR(Try([&] { CheckConfig(config); }));
+    return config;
+  }
+  if (name == "llama") {
+    const LlamaConfig config = LlamaFromFlags();
+    RETURN_IF_ERROR(Try([&] { CheckConfig(config); }));
+    return config;
+  }
+  return Wrong("model", "gpt2 or llama", absl::StrCat("\"", name, "\""));
+}
+
+absl::Status SetBetas(TrainOptions& options) {
+  const std::string text = absl::GetFlag(FLAGS_betas);
+  const size_t comma = text.find(',');
+  if (comma == std::string::npos ||
+      !absl::SimpleAtod(text.substr(0, comma), &options.beta1) ||
+      !absl::SimpleAtod(text.substr(comma + 1), &options.beta2) ||
+      !(options.beta1 >= 0 && options.beta1 < 1) ||
+      !(options.beta2 >= 0 && options.beta2 < 1)) {
+    return Wrong("betas", "two numbers from 0 to below 1, as \"0.9,0.95\"",
+                 absl::StrCat("\"", text, "\""));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ReshardAfterForward> ParseReshard(const std::string& text) {
+  int number = 0;
+  if (text == "true") return ReshardAfterForward(true);
+  if (text == "false") return ReshardAfterForward(false);
+  if (absl::SimpleAtoi(text, &number)) return ReshardAfterForward(number);
+  return Wrong("reshard_after_forward", "true, false or a number",
+               absl::StrCat("\"", text, "\""));
+}
+
+absl::StatusOr<FullyShardOptions> ShardingFromFlags() {
+  FullyShardOptions options;
+  options.fsdp_version = static_cast<int>(absl::GetFlag(FLAGS_fsdp_version));
+  if (options.fsdp_version != 1 && options.fsdp_version != 2) {
+    return Wrong("fsdp_version", "1 or 2", absl::StrCat(options.fsdp_version));
+  }
+  if (!absl::GetFlag(FLAGS_sharding_strategy).empty()) {
+    ASSIGN_OR_RETURN(
+        options.sharding_strategy,
+        ParseShardingStrategy(absl::GetFlag(FLAGS_sharding_strategy)));
+  }
+  if (!absl::GetFlag(FLAGS_reshard_after_forward).empty()) {
+    ASSIGN_OR_RETURN(options.reshard_after_forward,
+                     ParseReshard(absl::GetFlag(FLAGS_reshard_after_forward)));
+  }
+  ASSIGN_OR_RETURN(
+      options.backward_prefetch,
+      ParseBackwardPrefetch(absl::GetFlag(FLAGS_backward_prefetch)));
+  options.forward_prefetch = absl::GetFlag(FLAGS_forward_prefetch);
+  options.limit_all_gathers = absl::GetFlag(FLAGS_limit_all_gathers);
+  const std::string precision = absl::GetFlag(FLAGS_mixed_precision);
+  if (precision != "fp32") {
+    ASSIGN_OR_RETURN(options.mixed_precision,
+                     MixedPrecision::Parse(precision, options.fsdp_version));
+    // Sums of gradients over ranks keep all their bits.
+    options.mixed_precision.reduce_dtype = DType::kFloat32;
+    options.mixed_precision.output_dtype.reset();
+  }
+  options.seed = absl::GetFlag(FLAGS_seed);
+  return options;
+}
+
+void CopyRunFlags(TrainOptions& options) {
+  options.text = absl::GetFlag(FLAGS_text);
+  if (options.text.empty()) options.text = {CacheFolder() + "/kjv.txt"};
+  options.out = absl::GetFlag(FLAGS_out);
+  options.resume = absl::GetFlag(FLAGS_resume);
+  options.steps = absl::GetFlag(FLAGS_steps);
+  options.minutes = absl::GetFlag(FLAGS_minutes);
+  options.save_every = absl::GetFlag(FLAGS_save_every);
+  options.keep = absl::GetFlag(FLAGS_keep);
+  options.eval_every = absl::GetFlag(FLAGS_eval_every);
+  options.eval_batches = absl::GetFlag(FLAGS_eval_batches);
+  options.log_every = absl::GetFlag(FLAGS_log_every);
+  options.sample_tokens = absl::GetFlag(FLAGS_sample_tokens);
+  options.dry_run = absl::GetFlag(FLAGS_dry_run);
+  options.seq = absl::GetFlag(FLAGS_seq);
+  options.batch = absl::GetFlag(FLAGS_batch);
+  options.accumulate = absl::GetFlag(FLAGS_accumulate);
+  options.validation_share = absl::GetFlag(FLAGS_validation_share);
+  options.seed = absl::GetFlag(FLAGS_seed);
+}
+
+void CopyLearningFlags(TrainOptions& options) {
+  options.activation_checkpointing =
+      absl::GetFlag(FLAGS_activation_checkpointing);
+  options.lr = absl::GetFlag(FLAGS_lr);
+  options.min_lr = absl::GetFlag(FLAGS_min_lr);
+  options.warmup = absl::GetFlag(FLAGS_warmup);
+  options.weight_decay = absl::GetFlag(FLAGS_weight_decay);
+  options.eps = absl::GetFlag(FLAGS_eps);
+  options.clip = absl::GetFlag(FLAGS_clip);
+  options.ranks = absl::GetFlag(FLAGS_ranks);
+  options.threads = absl::GetFlag(FLAGS_threads);
+  options.communicator = absl::GetFlag(FLAGS_communicator);
+  options.mesh = absl::GetFlag(FLAGS_mesh);
+  options.compute_stream = absl::GetFlag(FLAGS_compute_stream);
+}
+
+absl::Status CheckTogether(const TrainOptions& options) {
+  if (options.min_lr > options.lr) {
+    return Wrong("min_lr", absl::StrCat("at most --lr = ", options.lr),
+                 absl::StrCat(options.min_lr));
+  }
+  if (options.batch % options.accumulate != 0) {
+    return Wrong("accumulate",
+                 absl::StrCat("a divisor of --batch = ", options.batch),
+                 absl::StrCat(options.accumulate));
+  }
+  const std::string& kind = options.communicator;
+  if (kind != "auto" && kind != "shared_memory" && kind != "gloo") {
+    return Wrong("communicator", "auto, shared_memory or gloo",
+                 absl::StrCat("\"", kind, "\""));
+  }
+  if (options.compute_stream != "inline" &&
+      options.compute_stream != "queued") {
+    return Wrong("compute_stream", "inline or queued",
+                 absl::StrCat("\"", options.compute_stream, "\""));
+  }
+  if (options.resume == "latest" && options.out.empty()) {
+    return Wrong("resume", "--out beside \"latest\"", "none");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ParseTrainFlags(int argc, char** argv) {
+  absl::SetProgramUsageMessage("Trains a transformer, sharded over ranks.");
+  const std::string config = FindConfigFlag(argc, argv);
+  if (!config.empty()) RETURN_IF_ERROR(LoadFlagFile(config, kSource));
+  RETURN_IF_ERROR(CheckArguments(argc, argv, kSource));
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "wanted only flags, as --name=value; got \"", rest[1], "\""));
+}
+
+absl::StatusOr<TrainOptions> TrainOptionsFromFlags() {
+  RETURN_IF_ERROR(CheckCounts());
+  RETURN_IF_ERROR(CheckNumbers());
+  TrainOptions options;
+  CopyRunFlags(options);
+  CopyLearningFlags(options);
+  RETURN_IF_ERROR(SetBetas(options));
+  RETURN_IF_ERROR(CheckTogether(options));
+  ASSIGN_OR_RETURN(options.model, ModelFromFlags());
+  ASSIGN_OR_RETURN(options.sharding, ShardingFromFlags());
+  return options;
+}
+
+int64_t RanksFlag() { return absl::GetFlag(FLAGS_ranks); }
+
+std::string TrainFlagsAsYaml() {
+  std::string yaml;
+  for (const FlagValue& flag : FlagValues(kSource)) {
+    if (flag.name == "config" || flag.name == "ranks") continue;
+    // In single quotes nothing has a meaning but the quote.
+    std::string quoted;
+    for (const char c : flag.value)
+      quoted += c == '\'' ? "''" : std::string(1, c);
+    absl::StrAppend(&yaml, flag.name, ": '", quoted, "'\n");
+  }
+  return yaml;
+}
+
+absl::Status CompareRankFlags(const std::vector<std::string>& texts) {
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    std::istringstream first(texts[0]);
+    std::istringstream other(texts[rank]);
+    std::string a, b;
+    while (std::getline(first, a) && std::getline(other, b)) {
+      if (a == b) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("ranks disagree: rank 0 has --", a, ", rank ", rank,
+                       " has --", b, "; start all with the same flags"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,71 @@
+// Everything that a training run can be told, from flags or a file of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/huggingface/model_config.h"
+#include "fsdp/options.h"
+
+namespace tessera {
+
+struct TrainOptions {
+  // The run.
+  std::vector<std::string> text;
+  std::string out;     // Its folder.
+  std::string resume;  // "", "latest" or the path of a checkpoint.
+  int64_t steps = 0;
+  double minutes = 0;  // If above 0, `steps` is found by measuring.
+  int64_t save_every = 0;
+  int64_t keep = 2;
+  int64_t eval_every = 0;
+  int64_t eval_batches = 0;
+  int64_t log_every = 1;
+  int64_t sample_tokens = 0;
+  bool dry_run = false;
+  // Batches.
+  int64_t seq = 0;
+  int64_t batch = 0;  // Of all ranks and micro-batches together.
+  int64_t accumulate = 1;
+  double validation_share = 0;
+  uint64_t seed = 0;
+  // The model and how it learns.
+  ModelConfig model;
+  bool activation_checkpointing = false;
+  double lr = 0;
+  double min_lr = 0;
+  int64_t warmup = 0;
+  double weight_decay = 0;
+  double beta1 = 0;
+  double beta2 = 0;
+  double eps = 0;
+  double clip = 0;  // 0: the norm is only reported.
+  // Ranks.
+  int64_t ranks = 0;
+  int64_t threads = 0;  // Of a rank; 0: its share of the cores.
+  std::string communicator;
+  std::string mesh;
+  std::string compute_stream;
+  FullyShardOptions sharding;
+};
+
+// Reads --config, if there is one, then the other flags, which win. Unknown
+// names and values that make no sense are errors that name them. Ends the
+// process for --help.
+absl::Status ParseTrainFlags(int argc, char** argv);
+
+// The flags as options; every value is checked. Nothing is opened yet.
+absl::StatusOr<TrainOptions> TrainOptionsFromFlags();
+
+// What --ranks says, before anything else is looked at.
+int64_t RanksFlag();
+
+// "name: value" lines of all flags, a file for --config.
+std::string TrainFlagsAsYaml();
+// Where the flags of rank r, texts[r], differ from those of rank 0; flags that
+// may differ between ranks are left out by TrainFlagsAsYaml.
+absl::Status CompareRankFlags(const std::vector<std::string>& texts);
+
+}  // namespace tessera

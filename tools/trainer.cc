@@ -1,0 +1,83 @@
+#include "tools/trainer.h"
+
+#include <algorithm>
+
+#include "kernels/status.h"
+#include "runtime/autograd/grad_mode.h"
+#include "runtime/autograd/random_context.h"
+#include "runtime/data/sampler.h"
+
+namespace tessera {
+
+// The loss is a mean over all counted tokens, however they are dealt out: each
+// rank adds up its own, times ranks over the global count, and gradients are
+// averaged over ranks.
+StepResult Trainer::Step(int64_t step,
+                         std::span<const MicroBatch> micro_batches,
+                         int64_t num_counted, bool stop) {
+  const int world_size = sharded_.mesh().world()->world_size();
+  const double divisor = static_cast<double>(num_counted) / world_size;
+  sharded_.ZeroGrad();
+  double loss = 0;
+  RandomContext random = {.seed = options_.seed, .step = step};
+  for (size_t i = 0; i < micro_batches.size(); ++i) {
+    random.micro_batch = static_cast<int64_t>(i);
+    random.first_sample = micro_batches[i].first_row;
+    random.sample_stride = micro_batches[i].row_stride;
+    const RandomContextGuard guard(random);
+    sharded_.set_requires_gradient_sync(i + 1 == micro_batches.size());
+    loss += RunMicroBatch(micro_batches[i], divisor);
+  }
+  StepResult result;
+  result.grad_norm = options_.clip > 0 ? sharded_.ClipGradNorm(options_.clip)
+                                       : sharded_.GradNorm();
+  result.learning_rate = options_.learning_rate(step);
+  optimizer_.set_lr(result.learning_rate);
+  optimizer_.Step();
+  const std::vector<double> sums = SumOverRanks({loss, stop ? 1.0 : 0.0});
+  result.loss = sums[0] / world_size;
+  result.stop = sums[1] > 0;
+  return result;
+}
+
+double Trainer::RunMicroBatch(const MicroBatch& batch, double divisor) {
+  const Variable loss =
+      model_.Loss(batch.ids_BT, batch.ids_BT, {.divisor = divisor});
+  loss.Backward();
+  return loss.data().Item();
+}
+
+double Trainer::Validate(const TextDataset& dataset, int64_t batch,
+                         int64_t num_batches) {
+  const NoGrad no_grad;
+  model_.Eval();
+  Communicator& world = *sharded_.mesh().world();
+  const int64_t num_windows =
+      std::min(dataset.num_windows(), batch * num_batches);
+  double sum = 0;
+  // All ranks run equally often, with no row where there is none.
+  for (int64_t begin = 0; begin < num_windows; begin += batch) {
+    std::vector<int64_t> rows;
+    for (int64_t w = begin + world.rank();
+         w < std::min(begin + batch, num_windows); w += world.world_size()) {
+      rows.push_back(w);
+    }
+    const Tensor ids = dataset.Batch(rows);
+    sum += model_.Loss(ids, ids, {.divisor = 1.0}).data().Item();
+  }
+  model_.Train();
+  const double count =
+      static_cast<double>(num_windows * dataset.num_predicted());
+  return SumOverRanks({sum})[0] / count;
+}
+
+std::vector<double> Trainer::SumOverRanks(const std::vector<double>& values) {
+  const Tensor tensor =
+      Tensor::FromVector(values, Shape{static_cast<int64_t>(values.size())});
+  Communicator& world = *sharded_.mesh().world();
+  OrThrow(world.AllReduce({&tensor, 1}, {}, ComputeStream(tensor.device()),
+                          "metrics"));
+  return tensor.ToVector<double>();
+}
+
+}  // namespace tessera

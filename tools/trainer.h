@@ -1,0 +1,70 @@
+// One optimizer step of a sharded language model, and a validation.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "fsdp/fully_shard.h"
+#include "runtime/data/text_dataset.h"
+#include "runtime/nn/causal_lm.h"
+#include "runtime/optim/optimizer.h"
+
+namespace tessera {
+
+struct TrainerOptions {
+  std::function<double(int64_t step)> learning_rate;
+  double clip = 1;  // 0: the norm is only reported.
+  uint64_t seed = 0;
+};
+
+// This rank's rows of one micro-batch: row b is row first_row + b * row_stride
+// of the global micro-batch. There may be none.
+struct MicroBatch {
+  Tensor ids_BT;  // int64, labels too.
+  int64_t first_row = 0;
+  int64_t row_stride = 1;
+};
+
+struct StepResult {
+  double loss = 0;  // Of the global batch, nats a counted token.
+  double grad_norm = 0;
+  double learning_rate = 0;
+  bool stop = false;  // Some rank asked for the end.
+};
+
+// Owns nothing; everything that it is given outlives it. All ranks make the
+// same calls.
+class Trainer {
+ public:
+  Trainer(FullyShardedModule& sharded, CausalLM& model, Optimizer& optimizer,
+          TrainerOptions options)
+      : sharded_(sharded),
+        model_(model),
+        optimizer_(optimizer),
+        options_(std::move(options)) {}
+
+  // Step `step` (from 0 on). `num_counted` is how many tokens the micro-batches
+  // of all ranks predict together. `stop` of any rank is every rank's.
+  StepResult Step(int64_t step, std::span<const MicroBatch> micro_batches,
+                  int64_t num_counted, bool stop = false);
+
+  // The mean loss over the first `num_batches` batches of `batch` windows,
+  // dealt out to ranks; fewer when there is less. Leaves the model in training
+  // mode.
+  double Validate(const TextDataset& dataset, int64_t batch,
+                  int64_t num_batches);
+
+ private:
+  double RunMicroBatch(const MicroBatch& batch, double divisor);
+  std::vector<double> SumOverRanks(const std::vector<double>& values);
+
+  FullyShardedModule& sharded_;
+  CausalLM& model_;
+  Optimizer& optimizer_;
+  const TrainerOptions options_;
+};
+
+}  // namespace tessera

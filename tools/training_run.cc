@@ -1,0 +1,361 @@
+#include "tools/training_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "checkpoint/huggingface/write_config.h"
+#include "kernels/status.h"
+#include "runtime/data/checksum.h"
+#include "runtime/optim/adamw.h"
+#include "runtime/optim/lr_schedule.h"
+#include "tools/cache_folder.h"
+#include "tools/fma_peak.h"
+#include "tools/text_generator.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// With --minutes: steps that are measured before their number is chosen, of
+// which the first make buffers, and the part of the time that is for the rest.
+constexpr int64_t kNumMeasuredSteps = 8;
+constexpr int64_t kNumIgnoredSteps = 3;
+constexpr double kTrainingShare = 0.9;
+
+double Seconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+// Every rank's `value`, of which all have to be the same.
+absl::Status AgreeOnValue(Communicator& world, const std::string& what,
+                          const std::string& value) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> values,
+                   world.AllGatherBytes(value, what));
+  for (size_t rank = 1; rank < values.size(); ++rank) {
+    if (values[rank] == values[0]) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks disagree on the ", what, ": rank 0 has ", values[0],
+                     ", rank ", rank, " has ", values[rank]));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(
+    const TrainOptions& options, std::shared_ptr<Communicator> world,
+    const StopSignal& stop) {
+  std::unique_ptr<TrainingRun> run(
+      new TrainingRun(options, std::move(world), stop));
+  run->num_steps_ = options.steps;
+  run->model_text_ = SerializeModelConfig(options.model);
+  run->state_.seed = options.seed;
+  Communicator& ranks = *run->world_;
+  RETURN_IF_ERROR(ranks.AgreeOnStatus(run->OpenText(), "open text"));
+  RETURN_IF_ERROR(
+      AgreeOnValue(ranks, "text's checksum", run->state_.values["text"]));
+  RETURN_IF_ERROR(AgreeOnValue(ranks, "model", run->model_text_));
+  RETURN_IF_ERROR(run->MakeShardedModel());
+  RETURN_IF_ERROR(run->MakeTrainer());
+  RETURN_IF_ERROR(run->MeasurePeak());
+  if (!options.dry_run) RETURN_IF_ERROR(run->OpenFolder());
+  return run;
+}
+
+absl::Status TrainingRun::OpenText() {
+  ASSIGN_OR_RETURN(
+      const std::shared_ptr<const TokenFile> tokens,
+      OpenCachedTokens(options_.text, tokenizer_, CacheFolder() + "/tokens"));
+  ASSIGN_OR_RETURN(text_,
+                   SplitText(tokens, options_.seq, options_.validation_share));
+  state_.values["text"] = ChecksumText(tokens->fingerprint());
+  sampler_ = std::make_unique<Sampler>(
+      SamplerOptions{.num_samples = text_->train.num_windows(),
+                     .global_batch = options_.batch / options_.accumulate,
+                     .rank = world_->rank(),
+                     .world_size = world_->world_size(),
+                     .seed = options_.seed});
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::MakeShardedModel() {
+  absl::StatusOr<std::shared_ptr<CausalLM>> model = [&] {
+    const DeviceGuard guard(kMetaDevice);  // Memory comes with the shards.
+    return MakeModel(options_.model);
+  }();
+  RETURN_IF_ERROR(world_->AgreeOnStatus(model.status(), "make model"));
+  model_ = *std::move(model);
+  model_->set_activation_checkpointing(options_.activation_checkpointing);
+  ASSIGN_OR_RETURN(const MeshShape shape, ParseMeshShape(options_.mesh));
+  ASSIGN_OR_RETURN(std::shared_ptr<DeviceMesh> mesh,
+                   DeviceMesh::Create(world_, shape));
+  ASSIGN_OR_RETURN(sharded_,
+                   FullyShard(*model_, std::move(mesh), options_.sharding));
+  for (const std::string& warning : sharded_->warnings()) {
+    if (first()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::MakeTrainer() {
+  std::vector<OptimizerParameter> parameters;
+  std::vector<std::string> no_decay;
+  for (const ShardedParameter& p : sharded_->Parameters()) {
+    parameters.push_back({p.name, p.variable});
+    if (p.global_shape.num_dims() < 2) no_decay.push_back(p.name);
+  }
+  const OptimizerOptions adamw = {.lr = options_.lr,
+                                  .weight_decay = options_.weight_decay,
+                                  .beta1 = options_.beta1,
+                                  .beta2 = options_.beta2,
+                                  .eps = options_.eps};
+  RETURN_IF_ERROR(Try([&] {
+    optimizer_ =
+        std::make_unique<AdamW>(GroupsByDecay(parameters, no_decay, adamw));
+  }));
+  const auto learning_rate = [this](int64_t step) {
+    return LearningRate({.decay = LrDecay::kCosine,
+                         .peak = options_.lr,
+                         .minimum = options_.min_lr,
+                         .warmup_steps = std::min(options_.warmup, num_steps_),
+                         .total_steps = num_steps_},
+                        step);
+  };
+  trainer_ = std::make_unique<Trainer>(
+      *sharded_, *model_, *optimizer_,
+      TrainerOptions{learning_rate, options_.clip, options_.seed});
+  return absl::OkStatus();
+}
+
+// All ranks at once, since they share the cores in the run too.
+absl::Status TrainingRun::MeasurePeak() {
+  const double mine = MeasureFmaPeak(NumThreads(CurrentDevice()));
+  ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      world_->AllGatherBytes(absl::StrFormat("%.0f", mine), "peak"));
+  for (const std::string& text : all) {
+    double flops = 0;
+    TESSERA_CHECK(absl::SimpleAtod(text, &flops));
+    peak_flops_ += flops;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::OpenFolder() {
+  ASSIGN_OR_RETURN(folder_, PrepareRunFolder(*world_, options_));
+  if (!options_.resume.empty()) {
+    ASSIGN_OR_RETURN(state_, ResumeRun(Parts(), options_.resume, state_));
+    sampler_->Seek(state_.data_position);
+    if (options_.minutes > 0) {
+      TESSERA_CHECK(absl::SimpleAtoi(state_.values["num_steps"], &num_steps_));
+    }
+  }
+  absl::Status status;
+  if (first()) {
+    absl::StatusOr<MetricsFile> file =
+        MetricsFile::Open(folder_ + "/metrics.jsonl");
+    status = file.status();
+    if (file.ok()) metrics_.emplace(*std::move(file));
+  }
+  return world_->AgreeOnStatus(status, "open metrics");
+}
+
+RunParts TrainingRun::Parts() {
+  return {sharded_.get(), optimizer_.get(), model_text_, folder_,
+          static_cast<int>(options_.keep)};
+}
+
+void TrainingRun::PrintPlan() const {
+  if (!first()) return;
+  int64_t num_parameters = 0;
+  for (const ShardedParameter& p : sharded_->Parameters()) {
+    num_parameters += p.global_shape.num_elements();
+  }
+  std::printf(
+      "%s of %.2fM parameters on %d x %d threads (%.0f GFLOP/s), %s\n"
+      "text: %.2fM tokens to train on, %.2fM to validate; %d tokens a step\n",
+      model_->class_name().c_str(), static_cast<double>(num_parameters) / 1e6,
+      world_->world_size(), NumThreads(CurrentDevice()), peak_flops_ / 1e9,
+      world_->name(),
+      static_cast<double>(text_->train.num_windows() *
+                          text_->train.num_predicted()) /
+          1e6,
+      static_cast<double>(text_->validation.num_windows() *
+                          text_->validation.num_predicted()) /
+          1e6,
+      static_cast<int>(options_.batch * text_->train.num_predicted()));
+  if (!folder_.empty()) std::printf("writes to %s\n", folder_.c_str());
+  std::fflush(stdout);
+}
+
+absl::Status TrainingRun::Run() {
+  PrintPlan();
+  if (options_.dry_run) return absl::OkStatus();
+  bool stopped = false;
+  const absl::Status status = Try([&] { return Train(&stopped); });
+  if (!status.ok()) {
+    world_->Abort(status);
+    return status;
+  }
+  return Finish(stopped);
+}
+
+absl::Status TrainingRun::Train(bool* stopped) {
+  const double before = trainer_->Validate(text_->validation, options_.batch,
+                                           options_.eval_batches);
+  if (first()) {
+    std::printf("step %d  validation %.4f nats a byte\n",
+                static_cast<int>(state_.step), before);
+    std::fflush(stdout);
+  }
+  start_ = measured_since_ = Clock::now();
+  measured_step_ = state_.step;
+  const int64_t first_step = state_.step;
+  while (state_.step < num_steps_ && !*stopped) {
+    const StepResult result = TakeStep();
+    *stopped = result.stop;
+    if (options_.minutes > 0 && options_.resume.empty() &&
+        state_.step - first_step == kNumMeasuredSteps) {
+      RETURN_IF_ERROR(ChooseNumSteps());
+    }
+    RETURN_IF_ERROR(Report(result));
+    if (options_.save_every > 0 && state_.step % options_.save_every == 0) {
+      RETURN_IF_ERROR(Save());
+    }
+  }
+  return absl::OkStatus();
+}
+
+StepResult TrainingRun::TakeStep() {
+  std::vector<MicroBatch> micro_batches;
+  for (int64_t i = 0; i < options_.accumulate; ++i) {
+    micro_batches.push_back({text_->train.Batch(sampler_->Next()),
+                             world_->rank(), world_->world_size()});
+  }
+  const StepResult result = trainer_->Step(
+      state_.step, micro_batches, options_.batch * text_->train.num_predicted(),
+      stop_.requested());
+  if (!std::isfinite(result.loss)) {
+    throw Error(absl::FailedPreconditionError(
+        absl::StrCat("step ", state_.step + 1, ": the loss is ", result.loss,
+                     "; lower --lr, or resume from an earlier checkpoint")));
+  }
+  ++state_.step;
+  state_.data_position = sampler_->position();
+  if (state_.step - measured_step_ == kNumIgnoredSteps &&
+      measured_since_ == start_) {
+    measured_since_ = Clock::now();
+    measured_step_ = state_.step;
+  }
+  return result;
+}
+
+absl::Status TrainingRun::ChooseNumSteps() {
+  const Clock::time_point now = Clock::now();
+  const double step_seconds =
+      Seconds(measured_since_, now) /
+      static_cast<double>(std::max<int64_t>(state_.step - measured_step_, 1));
+  const double left =
+      options_.minutes * 60 * kTrainingShare - Seconds(start_, now);
+  const auto mine =
+      state_.step + static_cast<int64_t>(std::max(left, 0.0) / step_seconds);
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   world_->AllGatherBytes(absl::StrCat(mine), "steps"));
+  TESSERA_CHECK(absl::SimpleAtoi(all[0], &num_steps_));
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::Report(const StepResult& result) {
+  StepMetrics metrics;
+  const bool last = state_.step == num_steps_ || result.stop;
+  if (last ||
+      (options_.eval_every > 0 && state_.step % options_.eval_every == 0)) {
+    const Clock::time_point before = Clock::now();
+    metrics.validation_loss = trainer_->Validate(
+        text_->validation, options_.batch, options_.eval_batches);
+    measured_since_ += Clock::now() - before;  // Not part of the speed.
+  }
+  if (!first()) return absl::OkStatus();
+  const double seconds = Seconds(measured_since_, Clock::now());
+  const auto num_steps = static_cast<double>(state_.step - measured_step_);
+  if (num_steps > 0 && seconds > 0) steps_per_second_ = num_steps / seconds;
+  metrics.step = state_.step;
+  metrics.num_steps = num_steps_;
+  metrics.loss = result.loss;
+  metrics.learning_rate = result.learning_rate;
+  metrics.grad_norm = result.grad_norm;
+  metrics.tokens_per_second =
+      steps_per_second_ *
+      static_cast<double>(options_.batch * text_->train.num_predicted());
+  metrics.flops_share = metrics.tokens_per_second *
+                        model_->FlopsPerToken(options_.seq) / peak_flops_;
+  metrics.memory_bytes = AllocatorOf(CurrentDevice()).stats().peak_bytes;
+  metrics.seconds_left =
+      steps_per_second_ > 0
+          ? static_cast<double>(num_steps_ - state_.step) / steps_per_second_
+          : 0;
+  RETURN_IF_ERROR(metrics_->Append(MetricsJson(metrics)));
+  if (last || state_.step % options_.log_every == 0 ||
+      metrics.validation_loss.has_value()) {
+    std::printf("%s\n", ProgressLine(metrics).c_str());
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::Save() {
+  state_.values["num_steps"] = absl::StrCat(num_steps_);
+  state_.values["options"] = TrainFlagsAsYaml();
+  ASSIGN_OR_RETURN(last_checkpoint_, SaveRun(Parts(), state_));
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::Finish(bool stopped) {
+  RETURN_IF_ERROR(Save());
+  RETURN_IF_ERROR(WriteFinishedRun(Parts(), TrainFlagsAsYaml()));
+  if (!stopped && options_.sample_tokens > 0) {
+    RETURN_IF_ERROR(Try([&] { PrintSample(); }));
+  }
+  if (!first()) return absl::OkStatus();
+  if (stopped) {
+    std::printf("stopped after step %d; go on with --out=%s --resume=latest\n",
+                static_cast<int>(state_.step), folder_.c_str());
+  }
+  std::printf(
+      "model       %s/model.safetensors\n"
+      "checkpoint  %s\n"
+      "metrics     %s/metrics.jsonl\n"
+      "continue a text: tools/run generate -- --run=%s --prompt='...'\n",
+      folder_.c_str(), last_checkpoint_.c_str(), folder_.c_str(),
+      folder_.c_str());
+  std::fflush(stdout);
+  return absl::OkStatus();
+}
+
+// All ranks make the text, since each has a part of the model.
+void TrainingRun::PrintSample() {
+  std::string prompt(std::min<int64_t>(32, options_.seq / 2), ' ');
+  const std::vector<int64_t> window =
+      text_->validation.Batch(std::vector<int64_t>{0}).ToVector<int64_t>();
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    prompt[i] = static_cast<char>(window[i]);
+  }
+  model_->Eval();
+  if (first()) std::printf("\n--- a sample ---\n%s|", prompt.c_str());
+  GenerateText(*model_, tokenizer_, prompt,
+               {.num_tokens = options_.sample_tokens, .seed = options_.seed},
+               [this](const std::string& piece) {
+                 if (!first()) return;
+                 std::fwrite(piece.data(), 1, piece.size(), stdout);
+                 std::fflush(stdout);
+               });
+  if (first()) std::printf("\n---\n\n");
+}
+
+}  // namespace tessera

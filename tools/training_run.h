@@ -1,0 +1,85 @@
+// A whole training run of one rank: from options to a saved model.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/manifest.h"
+#include "fsdp/fully_shard.h"
+#include "runtime/data/sampler.h"
+#include "runtime/data/text_dataset.h"
+#include "runtime/data/tokenizer.h"
+#include "tools/progress.h"
+#include "tools/run_checkpoint.h"
+#include "tools/stop_signal.h"
+#include "tools/train_options.h"
+#include "tools/trainer.h"
+
+namespace tessera {
+
+// All ranks make the same calls. Rank 0 prints.
+class TrainingRun {
+ public:
+  // Everything that can be wrong is found here, before the first step, and is
+  // the same error on all ranks. `stop` outlives the run.
+  static absl::StatusOr<std::unique_ptr<TrainingRun>> Create(
+      const TrainOptions& options, std::shared_ptr<Communicator> world,
+      const StopSignal& stop);
+
+  // Trains to the end, or to a stop signal, and saves. Throws what a step
+  // throws.
+  absl::Status Run();
+
+ private:
+  TrainingRun(const TrainOptions& options, std::shared_ptr<Communicator> world,
+              const StopSignal& stop)
+      : options_(options), world_(std::move(world)), stop_(stop) {}
+
+  absl::Status OpenText();
+  absl::Status MakeShardedModel();
+  absl::Status MakeTrainer();
+  absl::Status OpenFolder();
+  absl::Status MeasurePeak();
+
+  void PrintPlan() const;
+  absl::Status Train(bool* stopped);
+  StepResult TakeStep();
+  absl::Status Report(const StepResult& result);
+  absl::Status ChooseNumSteps();
+  absl::Status Save();
+  absl::Status Finish(bool stopped);
+  void PrintSample();
+  double SecondsSinceStart() const;
+  RunParts Parts();
+  bool first() const { return world_->rank() == 0; }
+
+  const TrainOptions options_;
+  const std::shared_ptr<Communicator> world_;
+  const StopSignal& stop_;
+  const ByteTokenizer tokenizer_;
+  std::string model_text_;
+  std::string folder_;
+  std::optional<TextSplit> text_;
+  std::shared_ptr<CausalLM> model_;
+  std::unique_ptr<FullyShardedModule> sharded_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<Sampler> sampler_;
+  std::optional<MetricsFile> metrics_;
+  RunState state_;  // As of the last finished step.
+  int64_t num_steps_ = 0;
+  double peak_flops_ = 0;  // Of all ranks together.
+  // Since when, and from which step on, the speed is counted.
+  std::chrono::steady_clock::time_point start_;
+  std::chrono::steady_clock::time_point measured_since_;
+  int64_t measured_step_ = 0;
+  double steps_per_second_ = 0;
+  std::string last_checkpoint_;
+};
+
+}  // namespace tessera
