@@ -123,6 +123,9 @@ class FullyShardSetup {
     c.replicate_stream = std::make_unique<Stream>(
         c.device, "replicate collectives", StreamMode::kQueued);
     MakeSlots();
+    if (c.options.shards_in_place && c.post_forward == nullptr) {
+      ASSIGN_OR_RETURN(c.shards_in_place, HaveCommonMemory());
+    }
     return absl::OkStatus();
   }
 
@@ -185,12 +188,37 @@ class FullyShardSetup {
   // From whole values to shards; the whole values go.
   void Shard(Unit& unit) {
     for (auto& group : unit.groups()) {
-      group->AllocateShard();
+      AllocateShard(*group);
       for (size_t i = 0; i < group->parameters().size(); ++i) {
         group->SetFromWhole(i, group->parameters()[i].variable.data());
       }
       group->ShowLocal();
     }
+  }
+
+  void AllocateShard(ShardedGroup& group) {
+    ShardingContext& c = *context_;
+    const bool cast = group.compute_dtype() != group.master_dtype();
+    if (!c.shards_in_place || cast) {
+      group.AllocateShard();
+      return;
+    }
+    c.shard_stream->Synchronize();
+    group.AllocateShard(
+        OrThrow(c.shard->AllocateBuffer(c.device, group.gathered_bytes(),
+                                        CommBufferKind::kCommon,
+                                        MemoryCategory::kParameter))
+            .storage);
+  }
+
+  // Whether the ranks of the shard group see one memory.
+  absl::StatusOr<bool> HaveCommonMemory() {
+    if (context_->shard == nullptr) return false;
+    ASSIGN_OR_RETURN(const CommBuffer probe,
+                     context_->shard->AllocateBuffer(
+                         context_->device, kAllocationAlignment,
+                         CommBufferKind::kCommon, MemoryCategory::kScratch));
+    return probe.common;
   }
 
   void MaterialiseIgnored(DeferredInit& init) {

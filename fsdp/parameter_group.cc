@@ -127,15 +127,16 @@ Tensor ShardedGroup::Unpermuted(const Tensor& stored,
   return stored.Permute(Inverse(p.order));
 }
 
-void ShardedGroup::AllocateShard() {
-  {
+void ShardedGroup::AllocateShard(std::shared_ptr<Storage> common) {
+  common_ = std::move(common);
+  if (common_ == nullptr) {
     MemoryCategoryGuard guard(MemoryCategory::kParameter);
     shard_ =
         Tensor::Empty({layout_.shard_length}, {master_dtype_, options_.device});
+    shard_.storage()->set_name(
+        absl::StrCat("shard of unit ", options_.unit_name));
+    ops::Fill(shard_, 0.0);
   }
-  shard_.storage()->set_name(
-      absl::StrCat("shard of unit ", options_.unit_name));
-  ops::Fill(shard_, 0.0);
   if (options_.world_size == 1 && compute_dtype() == master_dtype_) {
     gathered_ = shard_.storage();
   }
@@ -150,7 +151,31 @@ void ShardedGroup::AllocateShard() {
   }
 }
 
-// Version 2: the rows that this rank keeps. Version 1: a vector.
+// Where in the whole an element of this rank's shard belongs.
+int64_t ShardedGroup::PlaceOf(int64_t shard_offset) const {
+  for (const CollectivePart& part : layout_.parts) {
+    const int64_t at = shard_offset - part.shard_offset;
+    if (at < 0 || at >= part.part_length) continue;
+    if (!part.packed) {
+      return part.unsharded_offset + options_.rank * part.part_length + at;
+    }
+    for (const PackedCopy& copy : layout_.packed_copies) {
+      const int64_t inside = at - copy.block_offset;
+      if (inside < 0 || inside >= copy.length) continue;
+      return copy.unsharded_offset + options_.rank * copy.length + inside;
+    }
+  }
+  return 0;  // Of an empty piece.
+}
+
+// Elements of the shard that lie together: of one parameter.
+Tensor ShardedGroup::MasterVector(int64_t shard_offset, int64_t length) const {
+  if (!in_place()) return shard_.Narrow(0, shard_offset, length);
+  return Vector(common_, PlaceOf(shard_offset), length, master_dtype_);
+}
+
+// Version 2: the rows that this rank keeps. Version 1: a vector. Of the
+// masters in place when `shard` is undefined.
 Tensor ShardedGroup::LocalView(const Tensor& shard, size_t index) const {
   const GroupParameter& p = parameters_[index];
   const int64_t length = p.piece.has_value() ? p.piece->length : 0;
@@ -164,6 +189,9 @@ Tensor ShardedGroup::LocalView(const Tensor& shard, size_t index) const {
                          ? length / (stored.num_elements() / rows)
                          : 0);
   }
+  if (!shard.defined()) {
+    return Tensor::View(common_, PlaceOf(offset), shape, master_dtype_);
+  }
   return Tensor::View(shard.storage(), offset, shape, shard.dtype());
 }
 
@@ -172,7 +200,7 @@ void ShardedGroup::SetFromWhole(size_t index, const Tensor& whole) {
   if (!p.piece.has_value()) return;
   const Tensor flat = ops::Contiguous(whole.Permute(p.order)).Flatten();
   ops::Copy(flat.Narrow(0, p.piece->parameter_begin, p.piece->length),
-            shard_.Narrow(0, p.piece->shard_offset, p.piece->length));
+            MasterVector(p.piece->shard_offset, p.piece->length));
 }
 
 void ShardedGroup::ShowLocal() {
@@ -190,11 +218,22 @@ Tensor ShardedGroup::WholeGradient() const {
 }
 
 void ShardedGroup::AppendGatherParts(const Tensor& source, const Tensor& whole,
+                                     bool common,
                                      std::vector<GatherPart>& parts) const {
+  const auto add = [&](int64_t shard_offset, int64_t place, int64_t length) {
+    parts.push_back({source.defined() ? source.Narrow(0, shard_offset, length)
+                                      : MasterVector(shard_offset, length),
+                     whole.Narrow(0, place, length * options_.world_size)});
+  };
   for (const CollectivePart& part : layout_.parts) {
-    parts.push_back({source.Narrow(0, part.shard_offset, part.part_length),
-                     whole.Narrow(0, part.unsharded_offset,
-                                  part.part_length * options_.world_size)});
+    if (!part.packed || !common) {
+      add(part.shard_offset, part.unsharded_offset, part.part_length);
+      continue;
+    }
+    for (const PackedCopy& copy : layout_.packed_copies) {
+      add(part.shard_offset + copy.block_offset, copy.unsharded_offset,
+          copy.length);
+    }
   }
 }
 

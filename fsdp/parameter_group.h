@@ -58,9 +58,16 @@ class ShardedGroup {
   // The shard is the whole and needs no cast: nothing is ever gathered.
   bool always_whole() const { return gathered_ == shard_.storage(); }
 
-  // The master values; allocated by AllocateShard.
+  // Makes room for the master values. [Note: shards in place] Where all ranks
+  // see one memory and no cast lies between, `common` (of gathered_bytes())
+  // holds the masters of all ranks, each rank's at its place in the whole: to
+  // gather is then to wait, and no byte moves. Without it the shard is memory
+  // of its own.
+  void AllocateShard(std::shared_ptr<Storage> common = nullptr);
+  bool in_place() const { return common_ != nullptr; }
+  const std::shared_ptr<Storage>& common() const { return common_; }
+  // The master values as one vector; only when not in place.
   const Tensor& shard() const { return shard_; }
-  void AllocateShard();
   // Takes this rank's part of the whole value of parameter `index`.
   void SetFromWhole(size_t index, const Tensor& whole);
 
@@ -73,10 +80,12 @@ class ShardedGroup {
   void ShowLocal();
   void ShowUnsharded();
 
-  // The collective's parts. `source` is the shard, or a cast of it; `whole` the
-  // gathered buffer's slot as one vector: to gather is no change of version, so
-  // it does not write through gathered().
-  void AppendGatherParts(const Tensor& source, const Tensor& whole,
+  // The collective's parts. `source` is the shard, or a cast of it (undefined
+  // in place); `whole` the gathered buffer's slot as one vector: to gather is
+  // no change of version, so it does not write through gathered(). In memory
+  // that all ranks see (`common`), packed parameters go straight to their
+  // places.
+  void AppendGatherParts(const Tensor& source, const Tensor& whole, bool common,
                          std::vector<GatherPart>& parts) const;
   // `wire` is the gradient buffer, or a cast of it.
   void AppendReduceParts(const Tensor& wire, const Tensor& shard_grad,
@@ -100,6 +109,8 @@ class ShardedGroup {
 
  private:
   Tensor LocalView(const Tensor& shard, size_t index) const;
+  Tensor MasterVector(int64_t shard_offset, int64_t length) const;
+  int64_t PlaceOf(int64_t shard_offset) const;
   Tensor Unpermuted(const Tensor& stored, const GroupParameter& p) const;
 
   const GroupOptions options_;
@@ -108,6 +119,7 @@ class ShardedGroup {
   ShardLayout layout_;
   std::vector<std::pair<int64_t, int64_t>> gaps_;  // Begin, length.
   Tensor shard_;
+  std::shared_ptr<Storage> common_;  // See [Note: shards in place].
   Tensor shard_grad_;
   std::shared_ptr<Storage> gathered_;
   std::shared_ptr<Storage> gradient_;

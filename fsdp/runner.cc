@@ -410,9 +410,19 @@ void Runner::FinishBackward() {
     unit->FinishReduce();
   }
   if (sync_) ReduceReplicated();
+  if (sync_ && context_->shards_in_place) WaitForAllRanks();
   post_forward_order_.clear();
   backward_at_ = -1;
   backward_ = false;
+}
+
+// The optimizer will write where other ranks may still compute.
+void Runner::WaitForAllRanks() {
+  Stream& stream = *context_->shard_stream;
+  Stream& compute = ComputeStream(context_->device);
+  stream.WaitFor(compute.Record());
+  OrThrow(context_->shard->Barrier(stream, "end of backward"));
+  compute.WaitFor(stream.Record());
 }
 
 // Parameters kept out of sharding: the mean over ranks, of those that any rank

@@ -94,6 +94,7 @@ class Runner {
   void EnterBackward();
   void FinishBackward();
   void ReduceReplicated();
+  void WaitForAllRanks();
 
   void EnsureUnsharded(Unit& unit);
   void Gather(Unit& unit, bool prefetch);

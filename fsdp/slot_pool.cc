@@ -4,27 +4,26 @@
 
 namespace tessera {
 
-std::shared_ptr<Storage> SlotPool::Make(int64_t num_bytes) {
+CommBuffer SlotPool::Make(int64_t num_bytes) {
   // Fresh memory may be a block that queued work has not finished with; only
   // the compute stream knows, and slots are written on others. See [Note:
   // buffers that two streams use].
   ComputeStream(options_.device).Synchronize();
   if (options_.communicator == nullptr) {
     MemoryCategoryGuard guard(options_.category);
-    return Storage::Allocated(options_.device, num_bytes);
+    return {Storage::Allocated(options_.device, num_bytes), false};
   }
   options_.stream->Synchronize();
-  return OrThrow(options_.communicator->AllocateBuffer(options_.device,
-                                                       num_bytes, options_.kind,
-                                                       options_.category))
-      .storage;
+  return OrThrow(options_.communicator->AllocateBuffer(
+      options_.device, num_bytes, options_.kind, options_.category));
 }
 
 Slot* SlotPool::Take(int64_t num_bytes, int key) {
   std::deque<Slot*>& free = free_[{num_bytes, key}];
   if (free.empty()) {
-    slots_.push_back(
-        std::make_unique<Slot>(Slot{num_bytes, key, Make(num_bytes), Event()}));
+    const CommBuffer buffer = Make(num_bytes);
+    slots_.push_back(std::make_unique<Slot>(
+        Slot{num_bytes, key, buffer.storage, buffer.common, Event()}));
     return slots_.back().get();
   }
   Slot* slot = free.front();

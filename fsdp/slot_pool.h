@@ -20,6 +20,7 @@ struct Slot {
   int64_t num_bytes = 0;
   int key = 0;
   std::shared_ptr<Storage> memory;
+  bool common = false;  // All ranks see the same bytes.
   Event free;
 };
 
@@ -50,7 +51,7 @@ class SlotPool {
   int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
 
  private:
-  std::shared_ptr<Storage> Make(int64_t num_bytes);
+  CommBuffer Make(int64_t num_bytes);
 
   const Options options_;
   std::vector<std::unique_ptr<Slot>> slots_;

@@ -96,18 +96,20 @@ int Unit::SlotKey() const {
 // The slot of the gathered buffer as one vector.
 Tensor Unit::SlotWhole(size_t g) const {
   const ShardedGroup& group = *groups_[g];
-  return SlotVector(buffers_[g].gathered, group.layout().unsharded_length,
-                    group.compute_dtype());
+  return Tensor::View(
+      group.in_place() ? group.common() : buffers_[g].gathered->memory, 0,
+      {group.layout().unsharded_length}, group.compute_dtype());
+}
+
+// Whether all ranks see one gathered buffer.
+bool Unit::IsCommon(size_t g) const {
+  return groups_[g]->in_place() || buffers_[g].gathered->common;
 }
 
 // The shard in the type of the gathered buffer, on the shard's stream.
 Tensor Unit::CastShard(size_t g) {
   ShardedGroup& group = *groups_[g];
   if (group.compute_dtype() == group.master_dtype()) return group.shard();
-  if (context_->shard_size == 1) {
-    ops::Copy(group.shard(), SlotWhole(g));
-    return Tensor();
-  }
   const int64_t length = group.layout().shard_length;
   Slot*& slot = buffers_[g].cast;
   slot = context_->local->Take(length * ElementBytes(group.compute_dtype()));
@@ -128,6 +130,10 @@ void Unit::Gather() {
   for (size_t g = 0; g < groups_.size(); ++g) {
     ShardedGroup& group = *groups_[g];
     if (group.always_whole()) continue;
+    if (group.in_place()) {
+      group.gathered()->Attach(group.common()->data(), group.common());
+      continue;
+    }
     Slot*& slot = buffers_[g].gathered;
     slot = context_->gathered->Take(group.gathered_bytes(), SlotKey());
     stream.WaitFor(slot->free);
@@ -142,16 +148,20 @@ void Unit::Gather() {
   std::vector<GatherPart> parts;
   for (size_t g = 0; g < groups_.size(); ++g) {
     if (groups_[g]->always_whole()) continue;
-    const Tensor source = CastShard(g);
-    if (source.defined()) {
-      groups_[g]->AppendGatherParts(source, SlotWhole(g), parts);
+    if (context_->shard == nullptr) {
+      ops::Copy(groups_[g]->shard(), SlotWhole(g));  // A cast alone.
+      continue;
     }
+    groups_[g]->AppendGatherParts(CastShard(g), SlotWhole(g), IsCommon(g),
+                                  parts);
   }
   if (!parts.empty()) {
     OrThrow(context_->shard->AllGather(parts, stream, name_));
   }
   for (size_t g = 0; g < groups_.size(); ++g) {
-    if (!groups_[g]->always_whole()) groups_[g]->CopyOutPacked(SlotWhole(g));
+    if (!groups_[g]->always_whole() && !IsCommon(g)) {
+      groups_[g]->CopyOutPacked(SlotWhole(g));
+    }
     Slot*& cast = buffers_[g].cast;
     if (cast != nullptr) context_->local->GiveBack(cast, stream.Record());
     cast = nullptr;
@@ -175,6 +185,7 @@ Event Unit::Reshard() {
     groups_[g]->ShowLocal();
     if (groups_[g]->always_whole()) continue;
     groups_[g]->gathered()->Release();
+    if (groups_[g]->in_place()) continue;
     context_->gathered->GiveBack(buffers_[g].gathered, free);
     buffers_[g].gathered = nullptr;
   }

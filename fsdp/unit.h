@@ -30,6 +30,8 @@ struct ShardingContext {
   // Gathers and reductions of one communicator run in one order.
   std::unique_ptr<Stream> shard_stream;
   std::unique_ptr<Stream> replicate_stream;
+  // See [Note: shards in place]: wherever no cast forbids it.
+  bool shards_in_place = false;
   std::unique_ptr<SlotPool> gathered;   // Unsharded parameters.
   std::unique_ptr<SlotPool> gradients;  // Unsharded gradients.
   std::unique_ptr<SlotPool> wire;       // Gradients cast for the reduction.
@@ -107,6 +109,7 @@ class Unit {
   Stream& compute() const { return ComputeStream(context_->device); }
   int SlotKey() const;
   Tensor SlotWhole(size_t g) const;
+  bool IsCommon(size_t g) const;
   Tensor CastShard(size_t g);
   void GatherFromKept();
   std::vector<Tensor> KeptParts(size_t g) const;

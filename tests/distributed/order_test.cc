@@ -56,6 +56,7 @@ FullyShardOptions Options(int version, BackwardPrefetch prefetch) {
   options.fsdp_version = version;
   options.backward_prefetch = prefetch;
   options.auto_wrap_policy = WrapByClass{{"Layer"}};
+  options.shards_in_place = false;
   return options;
 }
 
