@@ -248,6 +248,12 @@ TEST(BinaryTest, IntegersWrapAndDivideByZeroWithoutTrap) {
   ASSERT_OK(cpu::Binary({BinaryOp::kAdd, a.view(), b.view(), y.view()},
                         TestLaunch()));
   EXPECT_EQ(y.Get()[0], std::numeric_limits<int32_t>::max());
+  HostTensor bytes = HostTensor::Of(DType::kUInt8, {255, 254, 7}, {3});
+  HostTensor all_ones = HostTensor::Of(DType::kUInt8, {255, 255, 0}, {3});
+  ASSERT_OK(
+      cpu::Binary({BinaryOp::kDiv, bytes.view(), all_ones.view(), bytes.view()},
+                  TestLaunch()));
+  EXPECT_EQ(bytes.Get(), (Values{1, 0, 0}));
 }
 
 TEST(BinaryTest, RefusesMixedDTypesAndBool) {

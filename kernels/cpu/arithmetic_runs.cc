@@ -91,12 +91,16 @@ struct DivOp {
   static HWY_INLINE FloatVector Vector(FloatVector a, FloatVector b) {
     return hn::Div(a, b);
   }
-  // An integer over zero is zero; nothing may trap.
+  // An integer over zero is zero, and the least over -1 itself: nothing may
+  // trap.
   template <typename T>
   static T Scalar(T a, T b) {
     if constexpr (std::is_integral_v<T>) {
       if (b == 0) return 0;
-      if (b == static_cast<T>(-1)) return 0 - static_cast<T>(a);
+    }
+    if constexpr (std::is_integral_v<T> && std::is_signed_v<T>) {
+      using U = std::make_unsigned_t<T>;
+      if (b == -1) return static_cast<T>(U{0} - static_cast<U>(a));
     }
     return a / b;
   }
