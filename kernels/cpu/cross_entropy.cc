@@ -100,20 +100,28 @@ void LogSumExpRows(const CrossEntropyArgs& args, void* logsumexp, int64_t begin,
   });
 }
 
+template <typename C>
+struct RowOfLoss {
+  C logsumexp;
+  C factor;
+  int64_t target;
+};
+
 // One row; `to` may be `from` or elements of a smaller type at its start: each
 // vector is read before it, or anything after it, is written.
 template <typename C, typename T, typename G>
-HWY_INLINE void SoftmaxGradient(const T* from, int64_t n, C logsumexp, C factor,
-                                int64_t target, G* to) {
+HWY_INLINE void SoftmaxGradient(const T* from, int64_t n, RowOfLoss<C> row,
+                                G* to) {
   const hn::ScalableTag<C> d;
-  const C logit = static_cast<C>(from[target]);
-  const auto shift = hn::Set(d, logsumexp);
-  const auto vfactor = hn::Set(d, factor);
+  const C logit = static_cast<C>(from[row.target]);
+  const auto shift = hn::Set(d, row.logsumexp);
+  const auto factor = hn::Set(d, row.factor);
   ForEachVector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
     const auto p = ExpOf(d, hn::Sub(LoadFirst(d, from + i, count), shift));
-    StoreFirst(hn::Mul(p, vfactor), d, to + i, count);
+    StoreFirst(hn::Mul(p, factor), d, to + i, count);
   });
-  to[target] = static_cast<G>((std::exp(logit - logsumexp) - C{1}) * factor);
+  const C p = std::exp(logit - row.logsumexp);
+  to[row.target] = static_cast<G>((p - C{1}) * row.factor);
 }
 
 template <typename C, typename T, typename G>
@@ -129,7 +137,7 @@ void SoftmaxGradientRows(const CrossEntropyBackwardArgs& args, C factor,
       continue;
     }
     SoftmaxGradient<C>(args.logits.as<T>() + r * args.logits.stride(0), cols,
-                       args.logsumexp.as<C>()[r], factor, target, to);
+                       {args.logsumexp.as<C>()[r], factor, target}, to);
   }
 }
 

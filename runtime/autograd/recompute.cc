@@ -141,6 +141,7 @@ std::vector<Variable> Recompute(const Function& f,
     const LeafUseRecorder recorder;
     // Cut off, since inputs are counted as inputs of the node already.
     std::vector<Variable> detached;
+    detached.reserve(inputs.size());
     for (const Variable& input : inputs) {
       detached.push_back(input.defined() ? input.Detach() : input);
     }

@@ -114,46 +114,36 @@ class LinearCrossEntropyNode final : public Node {
   std::vector<Tensor> Apply(const std::vector<Tensor>& grads) override {
     const Tensor hidden = hidden_.Unpack();
     const Tensor weight = weight_.Unpack();
+    const int64_t num_rows = hidden.size(0);
     const ParameterGradient grad_weight(*this, 1, weight.shape(),
                                         {weight.dtype(), weight.device()});
-    Tensor grad_hidden;
+    Gradients gradients = {.grad_loss = grads[0],
+                           .weight = grad_weight.buffer(),
+                           .accumulate_weight = grad_weight.accumulate()};
     if (NeedsGrad(0)) {
-      grad_hidden =
+      gradients.hidden =
           Tensor::Empty(hidden.shape(), {hidden.dtype(), hidden.device()});
     }
     // The kept logits serve one backward, since it overwrites them.
     const Tensor kept = std::exchange(logits_, Tensor());
-    const int64_t num_rows = hidden.size(0);
-    const Tensor buffer =
-        kept.defined()
-            ? kept
-            : Tensor::Empty(
-                  {std::min(rows_per_chunk_, num_rows), weight.size(0)},
-                  {AccumulateDType(hidden.dtype()), hidden.device()});
-    bool accumulate = grad_weight.accumulate();
-    for (const RowChunk& chunk :
-         ChunksOf(num_rows, kept.defined() ? num_rows : rows_per_chunk_)) {
-      const Tensor rows = hidden.Narrow(0, chunk.begin, chunk.length);
-      const Tensor logits = buffer.Narrow(0, 0, chunk.length);
-      if (!kept.defined()) {
-        ops::MatMulInto(rows, weight.Transpose(0, 1), logits);
-      }
-      const Tensor grad =
-          SoftmaxGradient(logits, chunk, grads[0], hidden.dtype());
-      if (grad_hidden.defined()) {
-        ops::MatMulInto(grad, weight,
-                        grad_hidden.Narrow(0, chunk.begin, chunk.length));
-      }
-      if (grad_weight.buffer().defined()) {
-        ops::MatMulInto(grad.Transpose(0, 1), rows, grad_weight.buffer(),
-                        {.accumulate = accumulate});
-        accumulate = true;
+    if (kept.defined()) {
+      AddChunk({0, num_rows}, kept, gradients);
+    } else {
+      const Tensor buffer =
+          Tensor::Empty({std::min(rows_per_chunk_, num_rows), weight.size(0)},
+                        {AccumulateDType(hidden.dtype()), hidden.device()});
+      for (const RowChunk& chunk : ChunksOf(num_rows, rows_per_chunk_)) {
+        const Tensor logits = buffer.Narrow(0, 0, chunk.length);
+        ops::MatMulInto(hidden.Narrow(0, chunk.begin, chunk.length),
+                        weight.Transpose(0, 1), logits);
+        AddChunk(chunk, logits, gradients);
       }
     }
-    if (num_rows == 0 && grad_weight.buffer().defined() && !accumulate) {
-      ops::Fill(grad_weight.buffer(), 0.0);
+    if (num_rows == 0 && gradients.weight.defined() &&
+        !gradients.accumulate_weight) {
+      ops::Fill(gradients.weight, 0.0);
     }
-    return {grad_hidden, grad_weight.Result()};
+    return {gradients.hidden, grad_weight.Result()};
   }
 
   void ReleaseSaved() override {
@@ -165,15 +155,33 @@ class LinearCrossEntropyNode final : public Node {
   }
 
  private:
-  // Overwrites the logits.
-  Tensor SoftmaxGradient(const Tensor& logits, const RowChunk& chunk,
-                         const Tensor& grad_loss, DType dtype) const {
-    Tensor grad = GradientInPlace(logits, dtype);
-    ops::CrossEntropyBackward(
-        logits, targets_.Unpack().Narrow(0, chunk.begin, chunk.length),
-        logsumexp_.Unpack().Narrow(0, chunk.begin, chunk.length), options_,
-        {grad_loss, grad});
-    return grad;
+  // Undefined: not wanted.
+  struct Gradients {
+    Tensor grad_loss;
+    Tensor hidden = {};
+    Tensor weight = {};
+    bool accumulate_weight = false;
+  };
+
+  // The gradients of a chunk's rows. Overwrites its logits.
+  void AddChunk(const RowChunk& chunk, const Tensor& logits,
+                Gradients& gradients) const {
+    if (chunk.length == 0) return;
+    const auto part = [&](const Tensor& whole) {
+      return whole.Narrow(0, chunk.begin, chunk.length);
+    };
+    const Tensor hidden = part(hidden_.Unpack());
+    const Tensor grad = GradientInPlace(logits, hidden.dtype());
+    ops::CrossEntropyBackward(logits, part(targets_.Unpack()),
+                              part(logsumexp_.Unpack()), options_,
+                              {gradients.grad_loss, grad});
+    if (gradients.hidden.defined()) {
+      ops::MatMulInto(grad, weight_.Unpack(), part(gradients.hidden));
+    }
+    if (!gradients.weight.defined()) return;
+    ops::MatMulInto(grad.Transpose(0, 1), hidden, gradients.weight,
+                    {.accumulate = gradients.accumulate_weight});
+    gradients.accumulate_weight = true;
   }
 
   SavedTensor hidden_;

@@ -44,7 +44,7 @@ Tensor ReshapedOrCopied(const Tensor& x, const Shape& shape) {
 // Zeros of `shape`, with `grad` in the part that `part` cuts out.
 Tensor ZerosAround(const Tensor& grad, const Shape& shape,
                    const std::function<Tensor(const Tensor&)>& part) {
-  const Tensor whole = ops::Full(shape, 0.0, {grad.dtype(), grad.device()});
+  Tensor whole = ops::Full(shape, 0.0, {grad.dtype(), grad.device()});
   ops::Copy(grad, part(whole));
   return whole;
 }

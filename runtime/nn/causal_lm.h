@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "runtime/nn/key_value_cache.h"
 #include "runtime/nn/linear.h"
@@ -55,8 +54,6 @@ class CausalLM : public Module {
   // For `batch` sequences of at most `capacity` positions.
   virtual KeyValueCache NewCache(int64_t batch, int64_t capacity) const = 0;
 
-  // Class names of blocks that sharding should make units of.
-  virtual std::vector<std::string> NoSplitModules() const = 0;
   // Forward and backward, of one token in a sequence of `seq_length`: 6 for
   // each parameter that multiplies, and attention's products over the whole
   // square of positions.

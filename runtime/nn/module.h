@@ -115,9 +115,9 @@ class Module {
   Variable RegisterBuffer(std::string name, Tensor value,
                           bool persistent = true);
   template <typename M>
-  std::shared_ptr<M> RegisterModule(std::string name,
+  std::shared_ptr<M> RegisterModule(const std::string& name,
                                     std::shared_ptr<M> module) {
-    RegisterChild(std::move(name), module);
+    RegisterChild(name, module);
     return module;
   }
 

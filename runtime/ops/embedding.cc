@@ -28,7 +28,7 @@ Tensor Embedding(const Tensor& ids, const Tensor& weight) {
   }
   Shape shape = ids.shape();
   shape.Append(weight.size(1));
-  const Tensor y = Tensor::Empty(shape, {weight.dtype(), weight.device()});
+  Tensor y = Tensor::Empty(shape, {weight.dtype(), weight.device()});
   const Tensor list = AsList(ids);
   const Tensor table = AsRows(weight);
   const Tensor rows = y.Reshape({list.size(0), weight.size(1)});
