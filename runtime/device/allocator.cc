@@ -101,26 +101,29 @@ void Allocator::CheckLimit(int64_t num_bytes, MemoryCategory category) {
       "shards more")));
 }
 
-void* Allocator::TakeCached(int64_t num_bytes, int64_t* block_bytes) {
-  auto it = cached_.lower_bound(num_bytes);
+void* Allocator::TakeCached(Cache& cache, int64_t num_bytes,
+                            int64_t* block_bytes) {
+  auto it = cache.lower_bound(num_bytes);
   // A block much larger than asked for would be memory lost to the others.
-  if (it == cached_.end() || it->first > num_bytes + num_bytes / 8) {
+  if (it == cache.end() || it->first > num_bytes + num_bytes / 8) {
     return nullptr;
   }
   *block_bytes = it->first;
   void* data = it->second;
-  cached_.erase(it);
+  cache.erase(it);
   return data;
 }
 
-void* Allocator::AllocateAs(int64_t num_bytes, MemoryCategory category) {
+void* Allocator::Take(int64_t num_bytes, MemoryCategory category,
+                      bool scratch) {
   const int64_t counted =
       RoundUpAllocation(std::max<int64_t>(num_bytes, kAllocationAlignment));
   int64_t block_bytes = counted;
   void* data = nullptr;
   {
     std::lock_guard lock(mutex_);
-    if (fail_in_ != 1) data = TakeCached(counted, &block_bytes);
+    Cache& cache = scratch ? cached_scratch_ : cached_;
+    if (fail_in_ != 1) data = TakeCached(cache, counted, &block_bytes);
     if (data != nullptr && fail_in_ > 0) --fail_in_;
     if (data == nullptr) {
       CheckLimit(counted, category);
@@ -136,7 +139,7 @@ void* Allocator::AllocateAs(int64_t num_bytes, MemoryCategory category) {
     }
     ++stats_.num_allocations;
     Count(counted, category);
-    live_[data] = Block{block_bytes, counted, category};
+    live_[data] = Block{block_bytes, counted, category, scratch};
   }
   return data;
 }
@@ -148,7 +151,7 @@ void Allocator::Free(void* data) {
   const Block block = it->second;
   live_.erase(it);
   Count(-block.counted_bytes, block.category);
-  cached_.emplace(block.num_bytes, data);
+  (block.scratch ? cached_scratch_ : cached_).emplace(block.num_bytes, data);
 }
 
 void Allocator::CountExternal(int64_t num_bytes, MemoryCategory category) {
@@ -195,11 +198,13 @@ bool Allocator::poison() const {
 }
 
 void Allocator::ReleaseCacheLocked() {
-  for (const auto& [num_bytes, data] : cached_) {
-    DeleteBlock(data, num_bytes);
-    stats_.reserved_bytes -= num_bytes;
+  for (Cache* cache : {&cached_, &cached_scratch_}) {
+    for (const auto& [num_bytes, data] : *cache) {
+      DeleteBlock(data, num_bytes);
+      stats_.reserved_bytes -= num_bytes;
+    }
+    cache->clear();
   }
-  cached_.clear();
 }
 
 void Allocator::ReleaseCache() {

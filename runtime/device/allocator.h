@@ -82,12 +82,19 @@ class Allocator final : public Scratch {
 
   // Throws Error(kResourceExhausted) with the sizes, by category, when the
   // limit would be passed. A request of 0 bytes gives a valid, unique pointer.
-  void* AllocateAs(int64_t num_bytes, MemoryCategory category);
+  void* AllocateAs(int64_t num_bytes, MemoryCategory category) {
+    return Take(num_bytes, category, /*scratch=*/false);
+  }
   void Free(void* data) override;
 
   // Scratch of kernels.
+  //
+  // [Note: scratch while others are queued] A kernel asks for it when it runs,
+  // while the host has given blocks back that kernels further down the queue
+  // still use. Scratch therefore has a cache of its own, of blocks that were
+  // given back by kernels that have run.
   void* Allocate(int64_t num_bytes) override {
-    return AllocateAs(num_bytes, MemoryCategory::kScratch);
+    return Take(num_bytes, MemoryCategory::kScratch, /*scratch=*/true);
   }
 
   // Counts memory that came from elsewhere (a mapping that ranks share),
@@ -116,10 +123,15 @@ class Allocator final : public Scratch {
     int64_t num_bytes;      // Of the block.
     int64_t counted_bytes;  // Of the request, rounded.
     MemoryCategory category;
+    bool scratch;  // See [Note: scratch while others are queued].
   };
+  // Keyed by block size.
+  using Cache = std::multimap<int64_t, void*>;
+  void* Take(int64_t num_bytes, MemoryCategory category, bool scratch);
   void Count(int64_t num_bytes, MemoryCategory category);
   void CheckLimit(int64_t num_bytes, MemoryCategory category);
-  void* TakeCached(int64_t num_bytes, int64_t* block_bytes);
+  static void* TakeCached(Cache& cache, int64_t num_bytes,
+                          int64_t* block_bytes);
   void ReleaseCacheLocked();
 
   const Device device_;
@@ -129,7 +141,8 @@ class Allocator final : public Scratch {
   int64_t fail_in_ = 0;
   bool poison_ = false;
   std::unordered_map<void*, Block> live_;
-  std::multimap<int64_t, void*> cached_;  // Keyed by block size.
+  Cache cached_;
+  Cache cached_scratch_;
 };
 
 }  // namespace tessera
