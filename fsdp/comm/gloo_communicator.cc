@@ -100,8 +100,8 @@ class GlooCommunicator final : public HostCommunicator {
                                  const BufferRequest& request,
                                  absl::StatusOr<CommBuffer>& buffer) override;
   void AbortWaits(const absl::Status& status) override {
-    mesh_->Abort(status);
     store_->Abort(status, id_);
+    mesh_->Abort(status);
   }
 
  private:
@@ -411,7 +411,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
     std::shared_ptr<Store> store, const CommunicatorGroup& group,
     const std::string& id, const WaitOptions& wait) {
   ASSIGN_OR_RETURN(std::unique_ptr<GlooMesh> mesh,
-                   GlooMesh::Connect(*store, group, id, wait));
+                   GlooMesh::Connect(store, group, id, wait));
   auto communicator = std::make_shared<GlooCommunicator>(
       std::move(store), id, group, wait, std::move(mesh));
   communicator->Listen();

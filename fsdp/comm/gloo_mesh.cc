@@ -21,6 +21,8 @@ namespace {
 constexpr absl::Duration kNewsTime = absl::Seconds(1);
 // gloo's own time-outs close all connections; ours come first.
 constexpr absl::Duration kBeyondOurs = absl::Minutes(1);
+// gloo waits this many time-outs for a connection.
+constexpr int kConnectFactor = 5;
 
 void Throw(const absl::Status& status) {
   if (!status.ok()) throw std::runtime_error(std::string(status.message()));
@@ -76,6 +78,64 @@ std::shared_ptr<gloo::transport::Device> MakeDevice(const Store& store) {
   return gloo::transport::tcp::CreateDevice(attributes);
 }
 
+// A connection that is being made, by a thread that may outlive the wait.
+struct Connecting {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  absl::Status status;
+  std::shared_ptr<gloo::Context> context;
+
+  void Finish(const absl::Status& with) {
+    {
+      std::lock_guard lock(mutex);
+      if (!done) status = with;
+      done = true;
+    }
+    changed.notify_all();
+  }
+};
+
+void ConnectNow(const std::shared_ptr<Store>& store,
+                const CommunicatorGroup& group, const std::string& id,
+                Connecting& connecting) {
+  const absl::Status status = Try([&] {
+    auto context =
+        std::make_shared<gloo::rendezvous::Context>(group.rank, group.size());
+    context->setTimeout(absl::ToChronoMilliseconds(store->options().timeout) /
+                        kConnectFactor);
+    StoreForGloo adapter(*store, absl::StrCat("gloo/", id, "/"));
+    std::shared_ptr<gloo::transport::Device> device = MakeDevice(*store);
+    context->connectFullMesh(adapter, device);
+    std::lock_guard lock(connecting.mutex);
+    connecting.context = std::move(context);
+  });
+  connecting.Finish(status);
+}
+
+// [Note: connecting to the dead]
+// gloo waits for a rank that died while it connects until its own time-out, and
+// cannot be told. So it connects on a thread, which is left to itself when the
+// store brings the news first.
+absl::StatusOr<std::shared_ptr<gloo::Context>> ConnectContext(
+    const std::shared_ptr<Store>& store, const CommunicatorGroup& group,
+    const std::string& id) {
+  auto connecting = std::make_shared<Connecting>();
+  const int listener = store->AddListener(
+      [connecting](const StoreNews& news) { connecting->Finish(news.status); });
+  std::thread([=] { ConnectNow(store, group, id, *connecting); }).detach();
+  std::unique_lock lock(connecting->mutex);
+  const bool in_time = connecting->changed.wait_for(
+      lock, absl::ToChronoMilliseconds(store->options().timeout),
+      [&] { return connecting->done; });
+  lock.unlock();
+  store->RemoveListener(listener);
+  lock.lock();
+  if (!in_time) return absl::DeadlineExceededError("time-out");
+  RETURN_IF_ERROR(connecting->status);
+  return std::move(connecting->context);
+}
+
 }  // namespace
 
 GlooMesh::GlooMesh(const CommunicatorGroup& group, const WaitOptions& wait)
@@ -85,27 +145,22 @@ GlooMesh::GlooMesh(const CommunicatorGroup& group, const WaitOptions& wait)
       next_receive_(group.size()) {}
 
 absl::StatusOr<std::unique_ptr<GlooMesh>> GlooMesh::Connect(
-    Store& store, const CommunicatorGroup& group, const std::string& id,
-    const WaitOptions& wait) {
+    const std::shared_ptr<Store>& store, const CommunicatorGroup& group,
+    const std::string& id, const WaitOptions& wait) {
   std::unique_ptr<GlooMesh> mesh(new GlooMesh(group, wait));
   if (group.size() == 1) return mesh;
   IgnoreBrokenPipes();
-  const absl::Status status = Try([&] {
-    auto context =
-        std::make_shared<gloo::rendezvous::Context>(group.rank, group.size());
-    context->setTimeout(absl::ToChronoMilliseconds(store.options().timeout));
-    StoreForGloo adapter(store, absl::StrCat("gloo/", id, "/"));
-    std::shared_ptr<gloo::transport::Device> device = MakeDevice(store);
-    context->connectFullMesh(adapter, device);
-    context->setTimeout(absl::ToChronoMilliseconds(wait.timeout + kBeyondOurs));
-    mesh->context_ = std::move(context);
-  });
-  if (!status.ok()) {
+  absl::StatusOr<std::shared_ptr<gloo::Context>> context =
+      ConnectContext(store, group, id);
+  if (!context.ok()) {
     return absl::UnavailableError(absl::StrCat(
         "gloo: ", group.RankName(group.rank), " could not connect to all of ",
-        group.size(), " ranks: ", std::string(status.message()),
+        group.size(), " ranks: ", std::string(context.status().message()),
         "; TESSERA_GLOO_INTERFACE names the network interface to use"));
   }
+  mesh->context_ = *std::move(context);
+  mesh->context_->setTimeout(
+      absl::ToChronoMilliseconds(wait.timeout + kBeyondOurs));
   mesh->watcher_ = std::thread([raw = mesh.get()] { raw->Watch(); });
   return mesh;
 }

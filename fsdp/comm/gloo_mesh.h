@@ -38,7 +38,7 @@ class GlooMesh {
  public:
   // Connects every rank of the group to every other.
   static absl::StatusOr<std::unique_ptr<GlooMesh>> Connect(
-      Store& store, const CommunicatorGroup& group, const std::string& id,
+      const std::shared_ptr<Store>& store, const CommunicatorGroup& group, const std::string& id,
       const WaitOptions& wait);
   ~GlooMesh();
   GlooMesh(const GlooMesh&) = delete;

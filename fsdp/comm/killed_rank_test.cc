@@ -100,6 +100,7 @@ TEST_P(KilledRankTest, BetweenCalls) {
     Run([&](const std::shared_ptr<Communicator>& comm) {
       Stream stream(CurrentDevice(), "test", StreamMode::kInline);
       for (int i = 0; i < 2; ++i) ASSERT_OK(named.call(*comm, stream));
+      ASSERT_OK(comm->Barrier(stream, "all are well"));
       if (comm->rank() == kVictim) {
         LetOthersFinish();
         kill(getpid(), SIGKILL);
@@ -111,6 +112,31 @@ TEST_P(KilledRankTest, BetweenCalls) {
       EXPECT_NE(status.ToString().find("rank 1"), std::string::npos)
           << named.name << ": " << status;
       EXPECT_FALSE(comm->Barrier(stream, "later").ok());
+    });
+  }
+}
+
+// In the set-up of a new group, wherever the others are in it.
+TEST_P(KilledRankTest, WhileSplitting) {
+  for (int round = 0; round < 8; ++round) {
+    Run([&](const std::shared_ptr<Communicator>& comm) {
+      Stream stream(CurrentDevice(), "test", StreamMode::kInline);
+      if (comm->rank() == kVictim) {
+        std::thread([round] {
+          absl::SleepFor(absl::Microseconds(500 * round));
+          kill(getpid(), SIGKILL);
+        }).detach();
+      }
+      const absl::Time start = absl::Now();
+      std::vector<std::shared_ptr<Communicator>> groups;
+      absl::Status status;
+      while (status.ok()) {
+        auto group = comm->Split({0, 1, 2}, "all");
+        status = group.status();
+        if (group.ok()) groups.push_back(*group);
+      }
+      EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+      EXPECT_NE(status.ToString().find("rank 1"), std::string::npos) << status;
     });
   }
 }

@@ -129,6 +129,12 @@ class SharedMemoryCommunicator final : public LocalCommunicator {
                                  const BufferRequest& request,
                                  absl::StatusOr<CommBuffer>& buffer) override;
 
+  // Through the store too: whoever serves it learns whose error was first.
+  void AbortWaits(const absl::Status& status) override {
+    store_->Abort(status, id_);
+    LocalCommunicator::AbortWaits(status);
+  }
+
  private:
   absl::StatusOr<std::shared_ptr<Segment>> StartSegment(
       const BufferRequest& request, int64_t file_bytes) const;

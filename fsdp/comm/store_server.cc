@@ -88,6 +88,11 @@ class StoreServer::Impl {
     thread_ = std::thread([this] { Run(); });
   }
 
+  FirstFailure first_failure() const {
+    std::lock_guard lock(mutex_);
+    return first_failure_;
+  }
+
   bool WaitForGoodbyes(absl::Duration timeout) {
     std::unique_lock lock(mutex_);
     return all_gone_.wait_for(lock, absl::ToChronoMilliseconds(timeout),
@@ -325,6 +330,8 @@ class StoreServer::Impl {
       connection.broken = true;
       return;
     }
+    NoteFailure(connection.rank,
+                absl::Status(static_cast<absl::StatusCode>(code), text));
     Tell(Writer(MessageType::kRankAborted)
              .I64(connection.rank)
              .Text(channel)
@@ -448,18 +455,22 @@ class StoreServer::Impl {
     }
   }
 
+  void NoteFailure(int rank, const absl::Status& status) {
+    std::lock_guard lock(mutex_);
+    if (first_failure_.rank < 0) first_failure_ = {rank, status};
+  }
+
   void Gone(const Connection& connection) {
     const int rank = connection.rank;
     const bool left = connection.said_goodbye;
     states_[rank] = left ? RankState::kLeft : RankState::kLost;
     if (!left) {
-      Tell(Writer(MessageType::kRankLost)
-               .I64(rank)
-               .Text(absl::StrCat("rank ", rank, " (", connection.peer,
-                                  ") is gone: its process or host has ended "
-                                  "without a goodbye"))
-               .Message(),
-           rank);
+      const std::string text =
+          absl::StrCat("rank ", rank, " (", connection.peer,
+                       ") is gone: its process or host has ended without a "
+                       "goodbye");
+      NoteFailure(rank, absl::UnavailableError(text));
+      Tell(Writer(MessageType::kRankLost).I64(rank).Text(text).Message(), rank);
     }
     {
       std::lock_guard lock(mutex_);
@@ -482,7 +493,8 @@ class StoreServer::Impl {
   std::vector<RankState> states_;
   std::vector<std::string> notices_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  FirstFailure first_failure_;
   std::condition_variable all_gone_;
   int num_gone_ = 0;
 };
@@ -504,6 +516,9 @@ absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Listen(
 }
 
 int StoreServer::port() const { return impl_->port(); }
+StoreServer::FirstFailure StoreServer::first_failure() const {
+  return impl_->first_failure();
+}
 void StoreServer::Serve() { impl_->Serve(); }
 bool StoreServer::WaitForGoodbyes(absl::Duration timeout) {
   return impl_->WaitForGoodbyes(timeout);

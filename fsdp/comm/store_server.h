@@ -39,6 +39,12 @@ class StoreServer {
   // Blocks until every rank has come and has said goodbye or is lost, at most
   // `timeout`. Whether that was so.
   bool WaitForGoodbyes(absl::Duration timeout);
+  // The first rank that aborted or was lost, and why; rank -1 for none.
+  struct FirstFailure {
+    int rank = -1;
+    absl::Status status;
+  };
+  FirstFailure first_failure() const;
 
  private:
   class Impl;

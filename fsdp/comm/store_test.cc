@@ -273,6 +273,9 @@ TEST(StoreTest, AbortsReachTheirChannel) {
   ASSERT_TRUE(Eventually([&] { return news.size() == 2; }));
   EXPECT_THAT(a->Get("x"), StatusIs(absl::StatusCode::kDataLoss, "all over"));
   EXPECT_EQ(own.size(), 0u);
+  EXPECT_EQ(server->first_failure().rank, 1);
+  EXPECT_THAT(server->first_failure().status,
+              StatusIs(absl::StatusCode::kDataLoss, "disk full"));
 }
 
 TEST(StoreTest, TheStoresEnd) {
