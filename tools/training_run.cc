@@ -11,6 +11,7 @@
 #include "checkpoint/huggingface/write_config.h"
 #include "kernels/status.h"
 #include "runtime/data/checksum.h"
+#include "runtime/device/stream.h"
 #include "runtime/optim/adamw.h"
 #include "runtime/optim/lr_schedule.h"
 #include "tools/cache_folder.h"
@@ -197,13 +198,17 @@ void TrainingRun::PrintPlan() const {
 absl::Status TrainingRun::Run() {
   PrintPlan();
   if (options_.dry_run) return absl::OkStatus();
-  bool stopped = false;
-  const absl::Status status = Try([&] { return Train(&stopped); });
-  if (!status.ok()) {
-    world_->Abort(status);
-    return status;
-  }
-  return Finish(stopped);
+  const absl::Status status = Try([&]() -> absl::Status {
+    bool stopped = false;
+    RETURN_IF_ERROR(Train(&stopped));
+    return Finish(stopped);
+  });
+  if (status.ok()) return status;
+  // What is still queued, here and on other ranks, must end before its memory
+  // goes.
+  world_->Abort(status);
+  (void)Try([&] { ComputeStream(CurrentDevice()).Synchronize(); });
+  return status;
 }
 
 absl::Status TrainingRun::Train(bool* stopped) {
@@ -320,7 +325,7 @@ absl::Status TrainingRun::Finish(bool stopped) {
   RETURN_IF_ERROR(Save());
   RETURN_IF_ERROR(WriteFinishedRun(Parts(), TrainFlagsAsYaml()));
   if (!stopped && options_.sample_tokens > 0) {
-    RETURN_IF_ERROR(Try([&] { PrintSample(); }));
+    PrintSample();
   }
   if (!first()) return absl::OkStatus();
   if (stopped) {

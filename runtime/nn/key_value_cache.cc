@@ -6,6 +6,18 @@
 
 namespace tessera {
 
+namespace {
+
+// What is cached has the type that the layer computes in, which mixed precision
+// decides when it runs.
+void MatchType(Tensor& cached, const Tensor& next) {
+  if (cached.dtype() == next.dtype()) return;
+  const MemoryCategoryGuard guard(MemoryCategory::kData);
+  cached = Tensor::Empty(cached.shape(), {next.dtype(), next.device()});
+}
+
+}  // namespace
+
 KeysAndValues Extend(LayerCache& cache, const KeysAndValues& next) {
   const int64_t added = next.keys_BTHD.size(1);
   const int64_t length = cache.length + added;
@@ -16,6 +28,10 @@ KeysAndValues Extend(LayerCache& cache, const KeysAndValues& next) {
         " (batch, positions, heads, dim), of which ", cache.length,
         " positions are full; got ", next.keys_BTHD.shape().ToString(),
         " more; make a larger cache")));
+  }
+  if (cache.length == 0) {
+    MatchType(cache.keys_BSHD, next.keys_BTHD);
+    MatchType(cache.values_BSHD, next.values_BTHD);
   }
   ops::Copy(next.keys_BTHD, cache.keys_BSHD.Narrow(1, cache.length, added));
   ops::Copy(next.values_BTHD, cache.values_BSHD.Narrow(1, cache.length, added));

@@ -1,0 +1,206 @@
+// A sharded module and its optimizer go to disk and come back, and the whole
+// model is one file that does not depend on how it was sharded.
+#include "checkpoint/sharded_state.h"
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors/safetensors_file.h"
+#include "runtime/data/file_io.h"
+#include "runtime/nn/gpt2.h"
+#include "runtime/optim/adamw.h"
+#include "tests/testing/run_ranks.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tessera {
+namespace {
+
+GPT2Config Tiny() {
+  return {.vocab_size = 13,
+          .n_positions = 8,
+          .n_embd = 8,
+          .n_layer = 2,
+          .n_head = 2};
+}
+
+// One rank's model and optimizer.
+struct TinyRun {
+  std::unique_ptr<GPT2LMHeadModel> model;
+  std::unique_ptr<FullyShardedModule> sharded;
+  std::unique_ptr<AdamW> optimizer;
+
+  TinyRun(const std::shared_ptr<Communicator>& world, int version,
+          uint64_t seed) {
+    {
+      const DeviceGuard guard(kMetaDevice);
+      model = std::make_unique<GPT2LMHeadModel>(Tiny());
+    }
+    FullyShardOptions options;
+    options.fsdp_version = version;
+    options.seed = seed;
+    sharded = OrThrow(
+        FullyShard(*model, OrThrow(DeviceMesh::Create(world)), options));
+    ParameterGroup group = {.parameters = {}, .options = {.lr = 1e-2}};
+    for (const ShardedParameter& p : sharded->Parameters()) {
+      group.parameters.push_back({p.name, p.variable});
+    }
+    optimizer = std::make_unique<AdamW>(std::vector{group});
+  }
+
+  void Step(int64_t n) {
+    std::vector<int64_t> ids(8);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      ids[i] = (static_cast<int64_t>(i) * 5 + n) % 13;
+    }
+    const Tensor batch = Tensor::FromVector(ids, Shape{1, 8});
+    sharded->ZeroGrad();
+    model->Loss(batch, batch).Backward();
+    optimizer->Step();
+  }
+
+  absl::StatusOr<std::string> Save(const std::string& folder) {
+    return SaveCheckpoint(*sharded->mesh().world(),
+                          {folder, "tiny", {.step = 3}, 0},
+                          ShardedTensors(*sharded, *optimizer));
+  }
+};
+
+std::string FreshFolder(const std::string& name) {
+  const std::string folder = ::testing::TempDir() + "/" + name;
+  std::filesystem::remove_all(folder);
+  EXPECT_OK(MakeFolders(folder));
+  return folder;
+}
+
+void ExpectSameParameters(TinyRun& a, TinyRun& b) {
+  for (size_t i = 0; i < a.sharded->Parameters().size(); ++i) {
+    const ShardedParameter& p = a.sharded->Parameters()[i];
+    EXPECT_EQ(p.variable.data().ToDoubles(),
+              b.sharded->Parameters()[i].variable.data().ToDoubles())
+        << p.name;
+  }
+}
+
+TEST(ShardedStateTest, AResumedRunTakesTheSameSteps) {
+  for (const int version : {1, 2}) {
+    for (const int world_size : {1, 2, 3, 5}) {
+      const std::string folder = FreshFolder("resume");
+      RunRanks(world_size, [&](const std::shared_ptr<Communicator>& world) {
+        TinyRun whole(world, version, 1);
+        for (int64_t n = 0; n < 3; ++n) whole.Step(n);
+        const auto path = whole.Save(folder);
+        ASSERT_OK(path);
+        TinyRun resumed(world, version, 2);
+        const auto reader = CheckpointReader::Open(*world, *path, "tiny");
+        ASSERT_OK(reader);
+        ASSERT_OK(
+            ReadShardedTensors(*reader, *resumed.sharded, *resumed.optimizer));
+        ExpectSameParameters(whole, resumed);
+        for (int64_t n = 3; n < 5; ++n) {
+          whole.Step(n);
+          resumed.Step(n);
+        }
+        ExpectSameParameters(whole, resumed);
+      });
+    }
+  }
+}
+
+// FRZ-06: no state is made up for a parameter that never had a gradient.
+TEST(ShardedStateTest, StateThatWasNotThereIsNotThereAfterwards) {
+  const std::string folder = FreshFolder("absent");
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+    TinyRun fresh(world, 2, 1);
+    const auto path = fresh.Save(folder);
+    ASSERT_OK(path);
+    TinyRun resumed(world, 2, 2);
+    const auto reader = CheckpointReader::Open(*world, *path, "tiny");
+    ASSERT_OK(reader);
+    ASSERT_OK(
+        ReadShardedTensors(*reader, *resumed.sharded, *resumed.optimizer));
+    for (const auto& state : resumed.optimizer->NamedState()) {
+      EXPECT_EQ(state.state, "step") << state.parameter;
+    }
+    fresh.Step(0);
+    resumed.Step(0);
+    ExpectSameParameters(fresh, resumed);
+  });
+}
+
+TEST(ShardedStateTest, AnExportIsTheSameHoweverTheModelIsSharded) {
+  const std::string folder = FreshFolder("export");
+  GPT2LMHeadModel plain(Tiny());
+  InitializeParameters(plain, 7);
+  for (const int version : {1, 2}) {
+    for (const int world_size : {1, 2, 3, 8}) {
+      const std::string path = folder + "/model.safetensors";
+      RunRanks(world_size, [&](const std::shared_ptr<Communicator>& world) {
+        TinyRun run(world, version, 7);
+        ASSERT_OK(ExportModel(*run.sharded, path));
+        TinyRun other(world, 3 - version, 8);
+        ASSERT_OK(ImportModel(*other.sharded, path));
+        ASSERT_OK(ExportModel(*other.sharded, path + ".2"));
+      });
+      EXPECT_EQ(*ReadFile(path), *ReadFile(path + ".2"));
+      const auto file = SafetensorsFile::Open(path);
+      ASSERT_OK(file);
+      EXPECT_EQ(file->names().size(), plain.NamedParameters().size());
+      for (const NamedVariable& p : plain.NamedParameters()) {
+        const auto value = file->Read(p.name);
+        ASSERT_OK(value);
+        EXPECT_EQ(value->shape(), p.variable.shape());
+        EXPECT_EQ(value->ToDoubles(), p.variable.data().ToDoubles());
+      }
+    }
+  }
+}
+
+// MIX-08.
+TEST(ShardedStateTest, TheTypeOfAnExportIsAChoice) {
+  const std::string path = FreshFolder("type") + "/bf16.safetensors";
+  GPT2LMHeadModel plain(Tiny());
+  InitializeParameters(plain, 7);
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+    TinyRun run(world, 2, 7);
+    ASSERT_OK(ExportModel(*run.sharded, path, {.dtype = DType::kBFloat16}));
+  });
+  const auto file = SafetensorsFile::Open(path);
+  ASSERT_OK(file);
+  for (const NamedVariable& p : plain.NamedParameters()) {
+    const Tensor value = *file->Read(p.name);
+    EXPECT_EQ(value.dtype(), DType::kBFloat16);
+    const std::vector<double> got = value.ToDoubles();
+    const std::vector<double> masters = p.variable.data().ToDoubles();
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i],
+                static_cast<float>(bfloat16(static_cast<float>(masters[i]))));
+    }
+  }
+}
+
+TEST(ShardedStateTest, WrongFilesChangeNothing) {
+  const std::string folder = FreshFolder("wrong");
+  const std::string path = folder + "/model.safetensors";
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+    TinyRun run(world, 2, 7);
+    ASSERT_OK(ExportModel(*run.sharded, path));
+    EXPECT_THAT(ExportModel(*run.sharded, folder + "/none/model"),
+                StatusIs(absl::StatusCode::kNotFound, folder + "/none"));
+    EXPECT_THAT(ImportModel(*run.sharded, folder + "/none"),
+                StatusIs(absl::StatusCode::kNotFound, folder + "/none"));
+    GPT2Config small = Tiny();
+    small.n_layer = 1;
+    GPT2LMHeadModel other(small);
+    InitializeParameters(other, 3);
+    const auto sharded =
+        OrThrow(FullyShard(other, OrThrow(DeviceMesh::Create(world))));
+    EXPECT_THAT(ImportModel(*sharded, path),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         "which the model does not have"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,300 @@
+// The programs from end to end: a model is trained, stopped, resumed and used;
+// wrong input ends soon, with the reason.
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/data/file_io.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/training/run_program.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Strings = std::vector<std::string>;
+
+class TrainTest : public ::testing::Test {
+ protected:
+  TrainTest() {
+    const std::string name =
+        ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    folder_ = ::testing::TempDir() + "/" + name;
+    fs::remove_all(folder_);
+    EXPECT_OK(MakeFolders(folder_));
+    setenv("XDG_CACHE_HOME", (folder_ + "/cache").c_str(), 1);
+    std::string text;
+    for (int i = 0; i < 400; ++i) {
+      absl::StrAppend(&text, "In the beginning was verse ", i % 7,
+                      " of all.\n");
+    }
+    EXPECT_OK(WriteFile(Path("text.txt"), text));
+  }
+
+  std::string Path(const std::string& name) const {
+    return folder_ + "/" + name;
+  }
+
+  // A run of a second; `more` comes last and wins.
+  Strings Arguments(const std::string& out, const Strings& more = {}) const {
+    Strings all = {"--text=" + Path("text.txt"),
+                   "--out=" + Path(out),
+                   "--layers=2",
+                   "--hidden=32",
+                   "--heads=2",
+                   "--seq=32",
+                   "--batch=6",
+                   "--steps=6",
+                   "--warmup=2",
+                   "--lr=1e-2",
+                   "--eval_batches=2",
+                   "--sample_tokens=8",
+                   "--log_every=1",
+                   "--threads=1"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  ProgramResult Train(const std::string& out, const Strings& more = {}) const {
+    return RunProgram("tools/train", Arguments(out, more));
+  }
+
+  std::string folder_;
+};
+
+std::vector<nlohmann::json> Metrics(const std::string& path) {
+  std::istringstream text(*ReadFile(path));
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(text, line);) {
+    lines.push_back(nlohmann::json::parse(line));
+  }
+  return lines;
+}
+
+void ExpectSameFiles(const std::string& a, const std::string& b) {
+  const auto in_a = ReadFile(a);
+  const auto in_b = ReadFile(b);
+  ASSERT_OK(in_a);
+  ASSERT_OK(in_b);
+  EXPECT_TRUE(*in_a == *in_b) << a << " and " << b << " differ";
+}
+
+TEST_F(TrainTest, ARunLearnsAndItsModelGoesOn) {
+  for (const char* model : {"gpt2", "llama"}) {
+    const ProgramResult run =
+        Train(model, {absl::StrCat("--model=", model), "--ranks=2",
+                      "--steps=40", "--eval_every=20"});
+    ASSERT_EQ(run.exit_code, 0) << run.output;
+    EXPECT_THAT(run.output, HasSubstr("a sample"));
+    EXPECT_THAT(run.output, HasSubstr("step 40/40"));
+    const auto metrics = Metrics(Path(absl::StrCat(model, "/metrics.jsonl")));
+    ASSERT_EQ(metrics.size(), 40u);
+    EXPECT_GT(metrics[0]["loss"], 5.0);
+    EXPECT_LT(metrics[39]["validation_loss"], 3.5);
+    EXPECT_GT(metrics[39]["grad_norm"], 0.0);
+
+    const ProgramResult more = RunProgram(
+        "tools/generate", {"--run=" + Path(model), "--prompt=In the ",
+                           "--tokens=40", "--temperature=0"});
+    ASSERT_EQ(more.exit_code, 0) << more.output;
+    EXPECT_THAT(more.output, HasSubstr("In the "));
+    EXPECT_EQ(more.output.size(), 7u + 40 + 1);
+  }
+}
+
+// REP-03, CKC-10, OPT-06: what came after the stop is what would have come.
+TEST_F(TrainTest, AResumedRunIsTheRunThatNeverStopped) {
+  const std::vector<Strings> ways = {
+      {"--ranks=1"},
+      {"--ranks=2"},
+      {"--ranks=2", "--fsdp_version=1", "--accumulate=3"},
+      {"--ranks=3", "--mixed_precision=bf16", "--compute_stream=queued"}};
+  for (size_t i = 0; i < ways.size(); ++i) {
+    const std::string whole = absl::StrCat("whole", i);
+    const std::string resumed = absl::StrCat("resumed", i);
+    Strings more = ways[i];
+    more.push_back("--save_every=2");
+    more.push_back("--keep=0");
+    const ProgramResult first = Train(whole, more);
+    ASSERT_EQ(first.exit_code, 0) << first.output;
+    more.push_back("--resume=" + Path(whole + "/checkpoints/step-00000002"));
+    const ProgramResult second = Train(resumed, more);
+    ASSERT_EQ(second.exit_code, 0) << second.output;
+    EXPECT_THAT(second.output, Not(HasSubstr("step 2/6")));
+    ExpectSameFiles(Path(whole + "/model.safetensors"),
+                    Path(resumed + "/model.safetensors"));
+    const std::string last = "/checkpoints/step-00000006/";
+    for (const auto& file : fs::directory_iterator(Path(whole + last))) {
+      const std::string name = file.path().filename();
+      if (!name.ends_with(".safetensors")) continue;
+      ExpectSameFiles(file.path(), Path(resumed + last + name));
+    }
+  }
+}
+
+TEST_F(TrainTest, ASignalSavesAllRanksAtTheSameStep) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const std::string out = absl::StrCat("signal", signal);
+    Program program("tools/train",
+                    Arguments(out, {"--ranks=2", "--steps=100000"}));
+    ASSERT_TRUE(program.WaitForOutput("step 3/"));
+    program.Signal(signal);
+    const ProgramResult run = program.Wait();
+    EXPECT_EQ(run.exit_code, 0) << run.output;
+    EXPECT_THAT(run.output, HasSubstr("--resume=latest"));
+    const auto metrics = Metrics(Path(out + "/metrics.jsonl"));
+    const auto last = static_cast<int64_t>(metrics.back()["step"]);
+    const ProgramResult more = Train(out, {"--ranks=2", "--resume=latest",
+                                           absl::StrCat("--steps=", last + 2)});
+    EXPECT_EQ(more.exit_code, 0) << more.output;
+    EXPECT_THAT(more.output,
+                HasSubstr(absl::StrCat("step ", last + 1, "/", last + 2)));
+  }
+}
+
+TEST_F(TrainTest, OptionsComeFromAFileToo) {
+  EXPECT_OK(WriteFile(
+      Path("run.yaml"),
+      absl::StrCat("text: ", Path("text.txt"), "\nout: ", Path("yaml"),
+                   "\nlayers: 1\nhidden: 16\nheads: 2\nseq: 16\n"
+                   "batch: 2\nsteps: 5\nranks: 1\nlog_every: 1\n"
+                   "sample_tokens: 0\n")));
+  const ProgramResult run =
+      RunProgram("tools/train", {"--config=" + Path("run.yaml"), "--steps=3"});
+  ASSERT_EQ(run.exit_code, 0) << run.output;
+  EXPECT_THAT(run.output, HasSubstr("step 3/3"));
+  // What the run says of its options is a file for --config.
+  const ProgramResult again =
+      RunProgram("tools/train", {"--config=" + Path("yaml/options.yaml"),
+                                 "--ranks=1", "--out=" + Path("again")});
+  ASSERT_EQ(again.exit_code, 0) << again.output;
+  ExpectSameFiles(Path("yaml/model.safetensors"),
+                  Path("again/model.safetensors"));
+}
+
+TEST_F(TrainTest, ADryRunOnlySaysWhatItWouldDo) {
+  const ProgramResult run = Train("dry", {"--ranks=2", "--dry_run"});
+  EXPECT_EQ(run.exit_code, 0) << run.output;
+  EXPECT_THAT(run.output, HasSubstr("parameters"));
+  EXPECT_FALSE(fs::exists(Path("dry")));
+}
+
+struct WrongInput {
+  Strings arguments;
+  std::string message;
+};
+
+TEST_F(TrainTest, WrongInputEndsSoonAndSaysWhat) {
+  EXPECT_OK(WriteFile(Path("bad.yaml"), "batch_size: 3\n"));
+  EXPECT_OK(WriteFile(Path("short.txt"), "too short"));
+  const std::vector<WrongInput> cases = {
+      {{"--stepps=3"}, "unknown option \"stepps\"; the nearest is \"steps\""},
+      {{"--steps=many"}, "steps"},
+      {{"--steps=-1"}, "--steps: wanted 0 or more, got -1"},
+      {{"steps=3"}, "wanted only flags"},
+      {{"--config=" + Path("bad.yaml")}, "bad.yaml:1: unknown option"},
+      {{"--config=" + Path("none.yaml")}, "none.yaml"},
+      {{"--text=" + Path("none.txt")}, "none.txt"},
+      {{"--text=" + Path("short.txt")}, "has 9 tokens"},
+      {{"--heads=5"}, "n_head"},
+      {{"--model=gpt5"}, "--model: wanted gpt2 or llama, got \"gpt5\""},
+      {{"--accumulate=4"}, "--accumulate: wanted a divisor of --batch = 6"},
+      {{"--betas=0.9"}, "--betas: wanted two numbers"},
+      {{"--lr=nan"}, "--lr"},
+      {{"--min_lr=1"}, "--min_lr"},
+      {{"--fsdp_version=3"}, "--fsdp_version: wanted 1 or 2, got 3"},
+      {{"--sharding_strategy=HALF_SHARD"}, "HALF_SHARD"},
+      {{"--fsdp_version=1", "--reshard_after_forward=true"}, "reshard"},
+      {{"--mixed_precision=fp12"}, "fp12"},
+      {{"--communicator=pigeon"}, "\"pigeon\""},
+      {{"--mesh=3x5"}, "dp_replicate=3 x dp_shard=5 over 2 ranks"},
+      {{"--resume=latest", "--out=" + Path("nothing")},
+       "no complete checkpoint in"},
+      {{"--resume=" + Path("nowhere")}, "nowhere/manifest.json"}};
+  for (const WrongInput& wrong : cases) {
+    Strings more = {"--ranks=2"};
+    more.insert(more.end(), wrong.arguments.begin(), wrong.arguments.end());
+    const ProgramResult run = Train("wrong", more);
+    EXPECT_NE(run.exit_code, 0) << run.output;
+    EXPECT_THAT(run.output, HasSubstr(wrong.message));
+    EXPECT_LT(run.seconds, 15);
+  }
+}
+
+TEST_F(TrainTest, NothingThatWasSavedIsLost) {
+  const ProgramResult run = Train("run", {"--ranks=2"});
+  ASSERT_EQ(run.exit_code, 0) << run.output;
+  const ProgramResult again = Train("run", {"--ranks=2"});
+  EXPECT_NE(again.exit_code, 0);
+  EXPECT_THAT(again.output, HasSubstr("holds a run that was saved at step 6"));
+  const ProgramResult fewer =
+      Train("run", {"--ranks=1", "--resume=latest", "--steps=8"});
+  EXPECT_THAT(fewer.output, HasSubstr("was saved on 2 ranks, this run has 1"));
+  const ProgramResult other =
+      Train("run", {"--ranks=2", "--resume=latest", "--hidden=64"});
+  EXPECT_THAT(other.output, HasSubstr("is of another model"));
+  const ProgramResult seed =
+      Train("run", {"--ranks=2", "--resume=latest", "--seed=9"});
+  EXPECT_THAT(seed.output, HasSubstr("its --seed is 1, this run has 9"));
+  const std::string shard =
+      Path("run/checkpoints/step-00000006/rank-00001-of-00002.safetensors");
+  fs::resize_file(shard, fs::file_size(shard) - 1);
+  const ProgramResult cut =
+      Train("run", {"--ranks=2", "--resume=latest", "--steps=8"});
+  EXPECT_NE(cut.exit_code, 0);
+  EXPECT_THAT(cut.output, HasSubstr(shard));
+  EXPECT_LT(cut.seconds, 15);
+}
+
+TEST_F(TrainTest, AFullDiskEndsTheRunAndKeepsTheLastCheckpoint) {
+  const ProgramResult run = Train("run", {"--ranks=2"});
+  ASSERT_EQ(run.exit_code, 0) << run.output;
+  const std::string before =
+      *ReadFile(Path("run/checkpoints/step-00000006/manifest.json"));
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small = {20000, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const ProgramResult full =
+      Train("run", {"--ranks=2", "--resume=latest", "--steps=8",
+                    // Shared memory is under the same limit.
+                    "--communicator=gloo"});
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  EXPECT_NE(full.exit_code, 0);
+  EXPECT_THAT(full.output, HasSubstr("step-00000008.tmp/rank-0000"));
+  EXPECT_LT(full.seconds, 15);
+  EXPECT_EQ(*ReadFile(Path("run/checkpoints/step-00000006/manifest.json")),
+            before);
+  EXPECT_FALSE(fs::exists(Path("run/checkpoints/step-00000008")));
+}
+
+TEST_F(TrainTest, AKilledRankEndsAll) {
+  Program program("tools/train",
+                  Arguments("kill", {"--ranks=3", "--steps=100000"}));
+  ASSERT_TRUE(program.WaitForOutput("step 3/"));
+  // One of the launcher's children.
+  std::string children;
+  const std::string path = absl::StrCat("/proc/", program.pid(), "/task/",
+                                        program.pid(), "/children");
+  std::FILE* file = std::fopen(path.c_str(), "r");
+  ASSERT_NE(file, nullptr);
+  int child = 0;
+  ASSERT_EQ(std::fscanf(file, "%d", &child), 1);
+  std::fclose(file);
+  kill(child, SIGKILL);
+  const ProgramResult run = program.Wait();
+  EXPECT_NE(run.exit_code, 0);
+  EXPECT_THAT(run.output, HasSubstr("rank"));
+}
+
+}  // namespace
+}  // namespace tessera
