@@ -82,18 +82,21 @@ class Run {
       stack.pop_back();
       for (const auto& leaf : node->nested_leaves()) ++contributions_[leaf];
       for (const Edge& edge : node->edges()) {
-        if (!edge.requires_grad) continue;
-        if (edge.leaf != nullptr && edge.leaf->sink != nullptr) {
-          ++contributions_[edge.leaf];
-        }
-        if (edge.node == nullptr) continue;
-        if (tasks_.count(edge.node.get()) == 0) {
-          AddTask(edge.node.get());
-          stack.push_back(edge.node.get());
-        }
-        ++tasks_[edge.node.get()].pending;
+        if (edge.requires_grad) Follow(edge, stack);
       }
     }
+  }
+
+  void Follow(const Edge& edge, std::vector<Node*>& stack) {
+    if (edge.leaf != nullptr && edge.leaf->sink != nullptr) {
+      ++contributions_[edge.leaf];
+    }
+    if (edge.node == nullptr) return;
+    if (tasks_.count(edge.node.get()) == 0) {
+      AddTask(edge.node.get());
+      stack.push_back(edge.node.get());
+    }
+    ++tasks_[edge.node.get()].pending;
   }
 
   void AddTask(Node* node) {
