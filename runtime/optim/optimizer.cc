@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "runtime/device/allocator.h"
 #include "runtime/ops/elementwise.h"
@@ -62,6 +63,25 @@ void CheckShadow(const ParameterUpdate& update) {
                   absl::StrCat("the shadow ", update.shadow.ToString(),
                                " must have the elements of the value, ",
                                update.data.ToString())));
+}
+
+// The tensor of `entry` as a state of `data`.
+absl::StatusOr<Tensor> CopyOfState(const NamedOptimizerState& entry,
+                                   const Tensor& data) {
+  const Tensor* tensor = std::get_if<Tensor>(&entry.value);
+  const bool defined = tensor != nullptr && tensor->defined();
+  if (!defined || tensor->num_elements() != data.num_elements()) {
+    return Invalid(entry.parameter,
+                   absl::StrCat(entry.state, " must have the elements of ",
+                                data.ToString(), " and is ",
+                                defined ? tensor->ToString() : "no tensor"));
+  }
+  Tensor copy;
+  RETURN_IF_ERROR(Try([&] {
+    copy = ZerosForState(data);
+    ops::Copy(ops::Contiguous(*tensor).Reshape(data.shape()), copy);
+  }));
+  return copy;
 }
 
 }  // namespace
@@ -240,24 +260,12 @@ absl::Status Optimizer::LoadEntry(
         entry.parameter,
         absl::StrCat("this optimizer, with its options, has no ", entry.state));
   }
-  const Tensor* tensor = std::get_if<Tensor>(&entry.value);
-  const Tensor& data = found->second.variable.data();
-  if (tensor == nullptr || !tensor->defined() ||
-      tensor->num_elements() != data.num_elements()) {
-    return Invalid(entry.parameter,
-                   absl::StrCat(entry.state, " must have the elements of ",
-                                data.ToString(), " and is ",
-                                tensor && tensor->defined() ? tensor->ToString()
-                                                            : "no tensor"));
-  }
   if (state.tensors.contains(entry.state)) {
     return Invalid(entry.parameter, absl::StrCat(entry.state, " comes twice"));
   }
-  return Try([&] {
-    const Tensor copy = ZerosForState(data);
-    ops::Copy(ops::Contiguous(*tensor).Reshape(data.shape()), copy);
-    state.tensors[entry.state] = copy;
-  });
+  ASSIGN_OR_RETURN(state.tensors[entry.state],
+                   CopyOfState(entry, found->second.variable.data()));
+  return absl::OkStatus();
 }
 
 absl::Status Optimizer::CheckComplete(
