@@ -9,6 +9,7 @@
 #include "fsdp/comm/gloo_mesh.h"
 #include "fsdp/comm/reduce_tree.h"
 #include "fsdp/comm/staging_plan.h"
+#include "fsdp/comm/store_meeting.h"
 #include "kernels/status.h"
 #include "runtime/device/allocator.h"
 
@@ -410,10 +411,13 @@ absl::Status GlooCommunicator::RunAllocateBuffer(
 absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
     std::shared_ptr<Store> store, const CommunicatorGroup& group,
     const std::string& id, const WaitOptions& wait) {
-  ASSIGN_OR_RETURN(std::unique_ptr<GlooMesh> mesh,
-                   GlooMesh::Connect(store, group, id, wait));
+  StoreMeeting meeting(*store, group, id);
+  absl::StatusOr<std::unique_ptr<GlooMesh>> mesh =
+      GlooMesh::Connect(store, group, id, wait);
+  // Nobody may let go of the group while others still connect to it.
+  RETURN_IF_ERROR(meeting.Agree("connected", mesh.status()));
   auto communicator = std::make_shared<GlooCommunicator>(
-      std::move(store), id, group, wait, std::move(mesh));
+      std::move(store), id, group, wait, *std::move(mesh));
   communicator->Listen();
   return std::shared_ptr<Communicator>(std::move(communicator));
 }

@@ -121,6 +121,8 @@ TEST_P(KilledRankTest, WhileSplitting) {
   for (int round = 0; round < 8; ++round) {
     Run([&](const std::shared_ptr<Communicator>& comm) {
       Stream stream(CurrentDevice(), "test", StreamMode::kInline);
+      ASSERT_OK(comm->Barrier(stream, "all are well"));
+      LetOthersFinish();
       if (comm->rank() == kVictim) {
         std::thread([round] {
           absl::SleepFor(absl::Microseconds(500 * round));
