@@ -5,13 +5,14 @@
 namespace tessera {
 
 CommBuffer SlotPool::Make(int64_t num_bytes) {
-  // Fresh memory may be a block that queued work has not finished with; only
-  // the compute stream knows, and slots are written on others. See [Note:
-  // buffers that two streams use].
-  ComputeStream(options_.device).Synchronize();
   if (options_.communicator == nullptr) {
     MemoryCategoryGuard guard(options_.category);
-    return {Storage::Allocated(options_.device, num_bytes), false};
+    CommBuffer buffer{Storage::Allocated(options_.device, num_bytes), false};
+    // The block may be one that queued work has not finished with; only the
+    // compute stream knows, and slots are written on others. See [Note:
+    // buffers that two streams use].
+    ComputeStream(options_.device).Synchronize();
+    return buffer;
   }
   options_.stream->Synchronize();
   return OrThrow(options_.communicator->AllocateBuffer(

@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "fsdp/comm/reduce_tree.h"
 #include "kernels/status.h"
+#include "runtime/device/stream.h"
 
 namespace tessera {
 namespace {
@@ -325,6 +326,9 @@ absl::StatusOr<CommBuffer> AllocatePrivateBuffer(const BufferRequest& request) {
   RETURN_IF_ERROR(Try([&] {
     const MemoryCategoryGuard guard(request.category);
     buffer.storage = Storage::Allocated(request.device, request.num_bytes);
+    // The block may be one that queued work has not finished with, and other
+    // streams than compute will write to it.
+    ComputeStream(request.device).Synchronize();
     std::memset(buffer.storage->data(), 0, request.num_bytes);
   }));
   return buffer;
