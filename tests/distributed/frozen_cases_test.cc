@@ -81,7 +81,7 @@ std::shared_ptr<CaseModule> MakeStack(int num_layers, int64_t width) {
   return model;
 }
 
-// Every second layer is frozen, at the end and in the middle.
+// J.46. Some layers are frozen, at the end and in the middle.
 TEST(FrozenCases, Frz02FrozenUnitsAreReleasedInBackward) {
   const Scenario scenario = SquaredOutput(6, [] {
     auto model = MakeStack(5, 6);

@@ -74,7 +74,7 @@ TEST(ShapeCases, Shp03GatheredTensorHasItsTrueShape) {
   }
 }
 
-// y = s x with x = rank + 1: the mean gradient of 3 ranks is 2.
+// J.33. y = s x with x = rank + 1: the mean gradient of 3 ranks is 2.
 TEST(ShapeCases, Shp04ScalarParameter) {
   const Scenario scenario{
       .make_model =
@@ -129,7 +129,7 @@ TEST(ShapeCases, Shp08FrozenBytesBesideATrainedAdapter) {
   }
 }
 
-// Element (r, c) stays where it is, whatever the order in memory.
+// J.33. Element (r, c) stays where it is, whatever the order in memory.
 TEST(ShapeCases, Shp09ColumnMajorParameter) {
   const auto make_model = [] {
     auto model = std::make_shared<CaseModule>("ColumnMajor");
@@ -144,6 +144,7 @@ TEST(ShapeCases, Shp09ColumnMajorParameter) {
   ExpectOracle(OnInputsOf(6, make_model), {4, 3});
 }
 
+// J.28
 TEST(ShapeCases, Shp10ThreeTypesInOneUnit) {
   const auto make_model = [] {
     auto model = std::make_shared<CaseModule>("Mixed");

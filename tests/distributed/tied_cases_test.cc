@@ -49,7 +49,7 @@ Scenario TiedScenario() {
           }};
 }
 
-// By default the two uses make one unit; wrapped by class they are in two
+// J.84. By default the two uses make one unit; wrapped by class they are in two
 // units, and the table in the root's; wrapped not at all they are in one.
 TEST(TiedCases, Tie02TableUsedInTwoUnits) {
   for (const WrapPolicy& policy :

@@ -1,0 +1,270 @@
+// What parameters and buffers hold when sharding has ended, and what it took.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/device/allocator.h"
+#include "runtime/nn/initializer.h"
+#include "runtime/ops/elementwise.h"
+#include "tests/distributed/case_models.h"
+#include "tests/distributed/sharded_run.h"
+#include "tests/testing/run_ranks.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tessera {
+namespace {
+
+using World = std::shared_ptr<Communicator>;
+using Values = std::map<std::string, std::vector<double>>;
+
+absl::StatusOr<std::unique_ptr<FullyShardedModule>> Shard(Module& model,
+                                                          const World& world,
+                                                          const Mode& mode) {
+  absl::StatusOr<std::shared_ptr<DeviceMesh>> mesh =
+      DeviceMesh::Create(world, mode.mesh);
+  if (!mesh.ok()) return mesh.status();
+  return FullyShard(model, *mesh, mode.options);
+}
+
+Values Gathered(FullyShardedModule& sharded) {
+  Values values;
+  sharded.ForEachFullParameter(
+      [&](const std::string& name, const Tensor& whole) {
+        values[name] = whole.ToDoubles();
+      });
+  for (const NamedBuffer& b : sharded.module().NamedBuffers()) {
+    values[b.name] = b.variable.data().ToDoubles();
+  }
+  return values;
+}
+
+std::shared_ptr<CaseModule> OnMeta(const std::vector<int64_t>& widths) {
+  const DeviceGuard meta(kMetaDevice);
+  return MakeMlp(widths);
+}
+
+// Fills all values with those of rank 0, or with something else elsewhere.
+void FillForRank(Module& module, int rank) {
+  FillParameters(module);
+  if (rank == 0) return;
+  for (const NamedVariable& p : module.NamedParameters()) {
+    ops::Fill(p.variable.data(), 100.0 + rank);
+  }
+  for (const NamedBuffer& b : module.NamedBuffers()) {
+    ops::Fill(b.variable.data(), 50.0 + rank);
+  }
+}
+
+// J.79: the values do not depend on ranks, strategy or units.
+TEST(StartValuesCases, DeferredValuesAreThoseOfOneProcess) {
+  const auto plain = MakeMlp({5, 7, 3});
+  InitializeParameters(*plain, /*seed=*/9);
+  Values expected;
+  for (const NamedVariable& p : plain->NamedParameters()) {
+    expected[p.name] = p.variable.data().ToDoubles();
+  }
+  for (const int world_size : {1, 3, 4}) {
+    for (Mode mode : AllModes(world_size)) {
+      mode.options.seed = 9;
+      RunRanks(world_size, [&](const World& world) {
+        AllocatorOf(CurrentDevice()).SetPoison(true);
+        const auto model = OnMeta({5, 7, 3});
+        const auto sharded = OrThrow(Shard(*model, world, mode));
+        EXPECT_EQ(Gathered(*sharded), expected) << mode.name;
+      });
+    }
+  }
+}
+
+// 32 layers of 128 x 128 on 4 ranks.
+TEST(StartValuesCases, Init01DeferredInitHoldsShardsAndAUnit) {
+  const std::vector<int64_t> widths(33, 128);
+  constexpr int64_t kLayerBytes = (128 * 128 + 128) * 4;
+  for (const Mode& mode : {FullShard(), PerParameter()}) {
+    RunRanks(4, [&](const World& world) {
+      Allocator& allocator = AllocatorOf(CurrentDevice());
+      allocator.ReleaseCache();
+      allocator.ResetPeak();
+      const int64_t before = allocator.stats().current_bytes;
+      const auto model = OnMeta(widths);
+      const auto sharded = OrThrow(Shard(*model, world, mode));
+      const int64_t shards = 32 * (kLayerBytes / 4 + 1024);
+      EXPECT_LT(allocator.stats().peak_bytes - before, shards + 2 * kLayerBytes)
+          << mode.name;
+    });
+  }
+}
+
+TEST(StartValuesCases, Init06ParameterWithoutARuleIsNamed) {
+  for (const Mode& mode : {FullShard(), PerParameter()}) {
+    RunRanks(2, [&](const World& world) {
+      const DeviceGuard meta(kMetaDevice);
+      auto model = std::make_shared<CaseModule>("Model");
+      model->AddChild("good", MakeLinear(3, 3));
+      class NoRule : public Module {
+       public:
+        NoRule() : Module("NoRule") { RegisterParameter("gain", Shape{3, 2}); }
+        void ResetParameters(const Initializer&) override {}
+      };
+      model->AddChild("norm", std::make_shared<NoRule>());
+      const DeviceGuard real(CpuDevice(world->rank()));
+      const auto sharded = Shard(*model, world, mode);
+      EXPECT_THAT(sharded, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                    "no start value was set for norm.gain"));
+    });
+  }
+}
+
+// J.80, INIT-04, INIT-09: rank 0's values, buffers too, on grids as well.
+TEST(StartValuesCases, Init04Init08Init09SyncTakesRankZerosValues) {
+  const auto make_model = [] {
+    auto model = MakeMlp({4, 5, 2});
+    model->AddBuffer("running_mean", ops::Full({3}, 0.25));
+    model->AddBuffer("scratch", ops::Full({2}, 0.5), /*persistent=*/false);
+    return model;
+  };
+  const auto plain = make_model();
+  FillParameters(*plain);
+  Values expected;
+  for (const NamedVariable& p : plain->NamedParameters()) {
+    expected[p.name] = p.variable.data().ToDoubles();
+  }
+  expected["running_mean"] = {0.25, 0.25, 0.25};
+  expected["scratch"] = {0.5, 0.5};
+  for (Mode mode : AllModes(4)) {
+    mode.options.sync_module_states = true;
+    RunRanks(4, [&](const World& world) {
+      AllocatorOf(CurrentDevice()).SetPoison(true);
+      const auto model = make_model();
+      FillForRank(*model, world->rank());
+      const auto sharded = OrThrow(Shard(*model, world, mode));
+      EXPECT_EQ(Gathered(*sharded), expected) << mode.name;
+    });
+  }
+}
+
+TEST(StartValuesCases, Init12OneOtherBitIsNamedOnAllRanks) {
+  for (const Mode& mode : {FullShard(), PerParameter()}) {
+    RunRanks(2, [&](const World& world) {
+      const auto model = MakeMlp({4, 5, 2});
+      FillParameters(*model);
+      if (world->rank() == 1) {
+        const Tensor& bias = model->NamedParameters()[1].variable.data();
+        ops::Fill(bias.Narrow(0, 2, 1), FillValue(2) + 0x1p-20);
+      }
+      EXPECT_THAT(Shard(*model, world, mode),
+                  StatusIs(absl::StatusCode::kFailedPrecondition,
+                           "0.bias differ between rank 0 and rank 1"));
+    });
+  }
+}
+
+TEST(StartValuesCases, Init10RankWithOneParameterMoreIsTold) {
+  RunRanks(3, [&](const World& world) {
+    const auto model = MakeMlp({4, 5, 2});
+    if (world->rank() == 2) model->AddParameter("extra", {2});
+    FillParameters(*model);
+    EXPECT_THAT(Shard(*model, world, FullShard()),
+                StatusIs(absl::StatusCode::kInvalidArgument, "extra"));
+  });
+}
+
+// HNG-09
+TEST(StartValuesCases, Hng09ListsOfOtherLengthsAreCompared) {
+  RunRanks(2, [&](const World& world) {
+    const auto model =
+        world->rank() == 0 ? MakeMlp({4, 5, 2, 2}) : MakeMlp({4, 5, 2});
+    FillParameters(*model);
+    EXPECT_THAT(Shard(*model, world, PerParameter()),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         "ranks disagree on the model"));
+  });
+}
+
+TEST(StartValuesCases, OptionsThatDifferAreNamedOnAllRanks) {
+  RunRanks(2, [&](const World& world) {
+    const auto model = MakeMlp({4, 2});
+    FillParameters(*model);
+    Mode mode = PerParameter(world->rank() == 0);
+    EXPECT_THAT(Shard(*model, world, mode),
+                StatusIs(absl::StatusCode::kInvalidArgument, "reshard"));
+  });
+}
+
+// TIE-03: the tie survives being made real, and the table counts once.
+TEST(StartValuesCases, Tie03DeferredTieIsOneTable) {
+  for (const Mode& mode : AllModes(2)) {
+    RunRanks(2, [&](const World& world) {
+      auto model = std::make_shared<CaseModule>("Tied");
+      {
+        const DeviceGuard meta(kMetaDevice);
+        auto a = std::make_shared<CaseModule>("A");
+        auto b = std::make_shared<CaseModule>("B");
+        b->AddParameter("weight", a->AddParameter("weight", {5, 2}));
+        model->AddChild("a", a);
+        model->AddChild("b", b);
+      }
+      const auto sharded = OrThrow(Shard(*model, world, mode));
+      const auto all = model->NamedParameters(/*keep_duplicates=*/true);
+      ASSERT_EQ(all.size(), 2u);
+      EXPECT_TRUE(all[0].variable.Is(all[1].variable));
+      EXPECT_EQ(Gathered(*sharded).at("a.weight").size(), 10u) << mode.name;
+    });
+  }
+}
+
+TEST(StartValuesCases, ParamInitFnReplacesTheModulesRule) {
+  Mode mode = PerParameter();
+  mode.options.param_init_fn = [](Module& module, const Initializer& init) {
+    for (const NamedVariable& p : module.own_parameters()) {
+      init.Constant(p.variable, 3.0);
+    }
+  };
+  RunRanks(2, [&](const World& world) {
+    const auto model = OnMeta({3, 2});
+    const auto sharded = OrThrow(Shard(*model, world, mode));
+    for (const auto& [name, values] : Gathered(*sharded)) {
+      EXPECT_THAT(values, testing::Each(3.0)) << name;
+    }
+  });
+}
+
+// J.83: a module is sharded once.
+TEST(StartValuesCases, ShardingTwiceIsRefused) {
+  RunRanks(2, [&](const World& world) {
+    const auto model = MakeMlp({3, 2});
+    FillParameters(*model);
+    const auto sharded = OrThrow(Shard(*model, world, FullShard()));
+    EXPECT_THAT(
+        Shard(*model, world, FullShard()),
+        StatusIs(absl::StatusCode::kFailedPrecondition, "sharded already"));
+  });
+}
+
+// J.31, J.63: a whole value is written from outside, and used from then on.
+TEST(StartValuesCases, SetFullParameterReplacesTheValue) {
+  for (const Mode& mode : AllModes(4)) {
+    RunRanks(4, [&](const World& world) {
+      const auto model = MakeMlp({17, 5});
+      FillParameters(*model);
+      const auto sharded = OrThrow(Shard(*model, world, mode));
+      const std::vector<double> values = FillValues(90);
+      const Tensor whole = Tensor::FromVector(
+          std::vector<float>(values.begin() + 5, values.end()), {5, 17});
+      EXPECT_OK(sharded->SetFullParameter("0.weight", whole));
+      EXPECT_EQ(Gathered(*sharded).at("0.weight"), whole.ToDoubles())
+          << mode.name;
+      EXPECT_THAT(sharded->SetFullParameter("0.bias", whole),
+                  StatusIs(absl::StatusCode::kInvalidArgument, "0.bias"));
+      EXPECT_THAT(sharded->SetFullParameter("nosuch", whole),
+                  StatusIs(absl::StatusCode::kNotFound, "nosuch"));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera
