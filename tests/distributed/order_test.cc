@@ -286,6 +286,7 @@ int GatheredAhead(bool limit_all_gathers) {
         DeviceMesh::Create(std::make_shared<CountingCommunicator>(&gathered)));
     auto sharded = OrThrow(FullyShard(*root, mesh, options));
     Step(*root, *sharded);  // Makes the slots.
+    ComputeStream(device).Synchronize();
     gathered = 0;
     std::promise<void> gate;
     root->body = [body = root->body, &gate, device](const Variable& x) {
