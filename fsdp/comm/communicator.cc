@@ -25,20 +25,24 @@ std::string Padded(std::string value, int64_t num_bytes) {
 
 absl::StatusOr<std::vector<std::string>> Communicator::AllGatherBytes(
     const std::string& value, std::string_view what) {
-  Stream stream(CpuDevice(), "bytes", StreamMode::kInline);
+  // The stream ends before the memory that it used.
+  const auto gather = [&](const GatherPart& part) {
+    Stream stream(CpuDevice(), "bytes", StreamMode::kInline);
+    return AllGather({&part, 1}, stream, what);
+  };
   std::vector<int64_t> sizes(world_size());
   int64_t size = static_cast<int64_t>(value.size());
   const GatherPart size_part{
       BorrowBytes(&size, sizeof(size), DType::kInt64),
       BorrowBytes(sizes.data(), world_size() * sizeof(size), DType::kInt64)};
-  RETURN_IF_ERROR(AllGather({&size_part, 1}, stream, what));
+  RETURN_IF_ERROR(gather(size_part));
   const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
   std::string mine = Padded(value, longest);
   std::string all = Padded("", longest * world_size());
   const GatherPart part{
       BorrowBytes(mine.data(), longest, DType::kUInt8),
       BorrowBytes(all.data(), longest * world_size(), DType::kUInt8)};
-  if (longest > 0) RETURN_IF_ERROR(AllGather({&part, 1}, stream, what));
+  if (longest > 0) RETURN_IF_ERROR(gather(part));
   std::vector<std::string> values;
   for (int r = 0; r < world_size(); ++r) {
     values.push_back(all.substr(longest * r, sizes[r]));

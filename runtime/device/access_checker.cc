@@ -39,6 +39,7 @@ class State {
     names_.push_back(name);
     devices_.push_back(device);
     clocks_.emplace_back();
+    ended_.push_back(false);
     return static_cast<int>(names_.size()) - 1;
   }
 
@@ -51,6 +52,12 @@ class State {
     for (const MemoryRange& range : access.writes) {
       Touch(clock, time, operation, range, true);
     }
+  }
+
+  void OnEnd(int clock) {
+    std::lock_guard lock(mutex_);
+    ended_[clock] = true;
+    clocks_[clock].clear();
   }
 
   VectorClock OnRecord(int clock) {
@@ -130,7 +137,7 @@ class State {
                const std::vector<Access>& earlier, const char* mine,
                const char* theirs) {
     for (const Access& access : earlier) {
-      if (access.clock == clock) continue;
+      if (access.clock == clock || ended_[access.clock]) continue;
       // What orders ranks is inside their collectives.
       if (devices_[access.clock] != devices_[clock]) continue;
       if (At(clocks_[clock], access.clock) >= access.time) continue;
@@ -145,6 +152,7 @@ class State {
   std::vector<std::string> names_;
   std::vector<Device> devices_;
   std::vector<VectorClock> clocks_;
+  std::vector<bool> ended_;
   std::map<uintptr_t, Span> spans_;
   std::vector<std::string> reports_;
 };
@@ -176,6 +184,7 @@ void AccessChecker::OnWork(int clock, const char* operation,
 VectorClock AccessChecker::OnRecord(int clock) {
   return enabled() ? TheState().OnRecord(clock) : VectorClock();
 }
+void AccessChecker::OnEnd(int clock) { TheState().OnEnd(clock); }
 void AccessChecker::OnWait(int clock, const VectorClock& event) {
   if (enabled()) TheState().OnWait(clock, event);
 }

@@ -35,6 +35,8 @@ class AccessChecker {
                      const AccessList& access);
   static VectorClock OnRecord(int clock);
   static void OnWait(int clock, const VectorClock& event);
+  // The stream is gone, and so is all its work.
+  static void OnEnd(int clock);
 };
 
 }  // namespace tessera

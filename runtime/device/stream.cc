@@ -76,13 +76,15 @@ Stream::Stream(Device device, std::string name, StreamMode mode)
 }
 
 Stream::~Stream() {
-  if (!worker_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
+  if (worker_.joinable()) {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    worker_.join();
   }
-  wake_.notify_all();
-  worker_.join();
+  AccessChecker::OnEnd(clock_id_);
 }
 
 void Stream::RunWorker() {
