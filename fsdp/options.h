@@ -77,8 +77,8 @@ struct FullyShardOptions {
   // At most two resharding units gathered and not yet released.
   bool limit_all_gathers = true;
 
-  // Where ranks share memory and parameters are not cast, each rank's shard lies
-  // at its place in the whole, and a gather moves no bytes.
+  // Where ranks share memory and parameters are not cast, each rank's shard
+  // lies at its place in the whole, and a gather moves no bytes.
   bool shards_in_place = true;
 
   MixedPrecision mixed_precision;
