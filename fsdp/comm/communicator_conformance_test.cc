@@ -1,7 +1,7 @@
 // One suite for all communicators that move bytes: the same values, bits and
 // errors from each.
+#include <array>
 #include <cstring>
-#include <map>
 #include <random>
 #include <string>
 #include <thread>
@@ -60,15 +60,19 @@ Tensor MakeTensor(int64_t n, DType dtype) {
   return tensor;
 }
 
+constexpr int kMaxWorldSize = 8;
+
+// The tree level by level, as the contract says it.
 template <typename T, typename F>
-T TreeOf(std::vector<T> values, F combine) {
-  while (values.size() > 1) {
-    std::vector<T> next;
-    for (size_t i = 0; i + 1 < values.size(); i += 2) {
-      next.push_back(combine(values[i], values[i + 1]));
+T TreeOf(std::array<T, kMaxWorldSize> values, int count, F combine) {
+  while (count > 1) {
+    int next = 0;
+    for (int i = 0; i < count; i += 2) {
+      values[next++] = i + 1 < count
+                           ? static_cast<T>(combine(values[i], values[i + 1]))
+                           : values[i];
     }
-    if (values.size() % 2 == 1) next.push_back(values.back());
-    values = next;
+    count = next;
   }
   return values[0];
 }
@@ -77,14 +81,14 @@ T TreeOf(std::vector<T> values, F combine) {
 // sums are kept in.
 template <typename T, typename A>
 A ExpectedReduction(int world_size, int64_t index, const Reduction& reduction) {
-  std::vector<A> values;
+  std::array<A, kMaxWorldSize> values = {};
   for (int r = 0; r < world_size; ++r) {
-    values.push_back(static_cast<A>(CastTo<T>(ValueAt(r, index))));
+    values[r] = static_cast<A>(CastTo<T>(ValueAt(r, index)));
   }
   if (reduction.op == ReduceOp::kMax) {
-    return TreeOf(values, [](A a, A b) { return a > b ? a : b; });
+    return TreeOf(values, world_size, [](A a, A b) { return a > b ? a : b; });
   }
-  const A sum = TreeOf(values, [](A a, A b) { return static_cast<A>(a + b); });
+  const A sum = TreeOf(values, world_size, [](A a, A b) { return a + b; });
   return static_cast<A>(sum / static_cast<A>(reduction.divisor));
 }
 
@@ -135,7 +139,7 @@ class CommunicatorTest : public testing::TestWithParam<Case> {
   }
 };
 
-const int64_t kSizes[] = {0, 1, 7, 33, 1000, 70001};
+const int64_t kSizes[] = {0, 1, 7, 33, 1000, 40001};
 
 TEST_P(CommunicatorTest, AllGather) {
   Run([](const std::shared_ptr<Communicator>& comm) {

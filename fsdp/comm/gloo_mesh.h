@@ -38,8 +38,8 @@ class GlooMesh {
  public:
   // Connects every rank of the group to every other.
   static absl::StatusOr<std::unique_ptr<GlooMesh>> Connect(
-      const std::shared_ptr<Store>& store, const CommunicatorGroup& group, const std::string& id,
-      const WaitOptions& wait);
+      const std::shared_ptr<Store>& store, const CommunicatorGroup& group,
+      const std::string& id, const WaitOptions& wait);
   ~GlooMesh();
   GlooMesh(const GlooMesh&) = delete;
   GlooMesh& operator=(const GlooMesh&) = delete;

@@ -402,8 +402,49 @@ absl::Status LocalCommunicator::AllReduceStaged(
   for (const Round& round : PlanRounds(part_bytes, 1)) {
     CopyToStaging(tensors, round);
     RETURN_IF_ERROR(control_->Barrier(operation));
-    ReduceFromStaging(tensors, round, reduction);
+    if (world_size() > 2) {
+      RETURN_IF_ERROR(
+          ReduceSharesInStaging(operation, tensors, round, reduction));
+    } else {
+      ReduceFromStaging(tensors, round, reduction);
+    }
   }
+  return absl::OkStatus();
+}
+
+// Of the staged copies of its slice a rank overwrites its own, which nobody
+// else reads before the barrier.
+absl::Status LocalCommunicator::ReduceSharesInStaging(
+    const std::string& operation, std::span<const TensorMemory> tensors,
+    const Round& round, const Reduction& reduction) {
+  const auto slice = [&](const StagingPiece& piece, int r) {
+    const int64_t bytes = ElementBytes(tensors[piece.part].dtype);
+    const ElementSlice elements =
+        SliceOfRank(piece.length / bytes, r, world_size());
+    return ElementSlice{elements.begin * bytes, elements.length * bytes};
+  };
+  std::vector<const void*> inputs(world_size());
+  for (const StagingPiece& piece : round) {
+    const ElementSlice mine = slice(piece, rank());
+    const int64_t begin = piece.staging_offset + mine.begin;
+    for (int r = 0; r < world_size(); ++r) inputs[r] = StagingHalf(r) + begin;
+    const DType dtype = tensors[piece.part].dtype;
+    ReduceTree({.inputs = inputs,
+                .dtype = dtype,
+                .num_elements = mine.length / ElementBytes(dtype),
+                .output = StagingHalf(rank()) + begin,
+                .output_dtype = dtype,
+                .reduction = reduction});
+  }
+  RETURN_IF_ERROR(control_->Barrier(operation));
+  for (const StagingPiece& piece : round) {
+    for (int r = 0; r < world_size(); ++r) {
+      const ElementSlice theirs = slice(piece, r);
+      Copy(Bytes(tensors[piece.part].data) + piece.begin + theirs.begin,
+           StagingHalf(r) + piece.staging_offset + theirs.begin, theirs.length);
+    }
+  }
+  ++staging_round_;
   return absl::OkStatus();
 }
 

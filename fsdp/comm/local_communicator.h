@@ -114,6 +114,11 @@ class LocalCommunicator : public HostCommunicator {
   void CopyToStaging(std::span<const TensorMemory> tensors, const Round& round);
   void ReduceFromStaging(std::span<const TensorMemory> tensors,
                          const Round& round, const Reduction& reduction);
+  // The ranks share the sums of the round, and copy each other's.
+  absl::Status ReduceSharesInStaging(const std::string& operation,
+                                     std::span<const TensorMemory> tensors,
+                                     const Round& round,
+                                     const Reduction& reduction);
 
   std::unique_ptr<SharedControl> control_;
   std::unique_ptr<PeerMemory> peers_;

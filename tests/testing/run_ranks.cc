@@ -11,6 +11,12 @@
 #include "runtime/device/device.h"
 #include "runtime/device/stream.h"
 
+// The thread sanitizer asks for it. These libraries are not compiled with it,
+// and how they order their memory is hidden from it.
+extern "C" const char* __tsan_default_suppressions() {  // NOLINT
+  return "race:libgloo\nrace:libspdlog\nrace:spdlog::\n";
+}
+
 namespace tessera {
 namespace {
 
