@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-enum class ReduceOp : uint8_t {
+enum class ReduceKind : uint8_t {
   kSum,
   kMax,           // NaN if one is there; of no elements: the lowest value.
   kMaxMagnitude,  // Largest |x|; NaN if one is there; of no elements: 0.
@@ -20,7 +20,7 @@ enum class ReduceOp : uint8_t {
 // order of the additions depends on shapes and strides, not on the number of
 // threads.
 struct ReduceArgs {
-  ReduceOp op = ReduceOp::kSum;
+  ReduceKind op = ReduceKind::kSum;
   TensorView x;
   TensorView y;
   double factor = 1;  // Of a sum, before it is rounded or added.

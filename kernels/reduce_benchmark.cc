@@ -45,7 +45,7 @@ void BM_ColumnSums(benchmark::State& state) {
   const HostTensor y(DType::kFloat32, {1, columns});
   const Launch launch = TestLaunch();
   for (auto _ : state) {
-    OrThrow(kReduce({ReduceOp::kSum, x.view(), y.view()}, launch));
+    OrThrow(kReduce({ReduceKind::kSum, x.view(), y.view()}, launch));
   }
   state.SetBytesProcessed(state.iterations() * rows * columns * 4);
 }

@@ -25,21 +25,21 @@ using Sizes = std::vector<int64_t>;
 constexpr DType kNumbers[] = {DType::kFloat32, DType::kBFloat16,
                               DType::kFloat16, DType::kFloat64,
                               DType::kInt32,   DType::kInt64};
-constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMax,
-                             ReduceOp::kMaxMagnitude};
+constexpr ReduceKind kOps[] = {ReduceKind::kSum, ReduceKind::kMax,
+                               ReduceKind::kMaxMagnitude};
 
-double Combine(ReduceOp op, double a, double v) {
-  if (op == ReduceOp::kSum) return a + v;
-  return std::max(a, op == ReduceOp::kMax ? v : std::abs(v));
+double Combine(ReduceKind op, double a, double v) {
+  if (op == ReduceKind::kSum) return a + v;
+  return std::max(a, op == ReduceKind::kMax ? v : std::abs(v));
 }
 
 // op of `x`, row-major [sizes], over the dims where `y_sizes` is 1.
-Values Reference(ReduceOp op, const Values& x, const Sizes& sizes,
+Values Reference(ReduceKind op, const Values& x, const Sizes& sizes,
                  const Sizes& y_sizes) {
   int64_t n = 1;
   for (int64_t s : y_sizes) n *= s;
   const double start =
-      op == ReduceOp::kMax ? -std::numeric_limits<double>::infinity() : 0;
+      op == ReduceKind::kMax ? -std::numeric_limits<double>::infinity() : 0;
   Values y(n, start);
   for (size_t i = 0; i < x.size(); ++i) {
     int64_t rest = i;
@@ -84,7 +84,7 @@ const Case kCases[] = {
 TEST(ReduceTest, MatchesReference) {
   for (const Case& c : kCases) {
     for (DType dtype : kNumbers) {
-      for (ReduceOp op : kOps) {
+      for (ReduceKind op : kOps) {
         SCOPED_TRACE(std::string(DTypeName(dtype)) + " op " +
                      std::to_string(static_cast<int>(op)) + " case " +
                      std::to_string(&c - kCases));
@@ -110,7 +110,7 @@ TEST(ReduceTest, AccumulatesIntoAWiderTarget) {
     HostTensor y(DType::kFloat32, y_sizes);
     const int64_t n = y.view().num_elements();
     y.Set(RandomValues(n, 2));
-    Values expected = Reference(ReduceOp::kSum, x.Get(), {7, 33}, y_sizes);
+    Values expected = Reference(ReduceKind::kSum, x.Get(), {7, 33}, y_sizes);
     for (int64_t i = 0; i < n; ++i) {
       expected[i] = 0.5 * expected[i] + y.Get()[i];
     }
@@ -124,10 +124,11 @@ TEST(ReduceTest, AccumulatesIntoAWiderTarget) {
 TEST(ReduceTest, NoElements) {
   HostTensor x(DType::kFloat32, {0, 3});
   HostTensor y = HostTensor::Of(DType::kFloat32, {1, 2, 3}, {1, 3});
-  ASSERT_OK(cpu::Reduce({ReduceOp::kSum, x.view(), y.view()}, TestLaunch()));
+  ASSERT_OK(cpu::Reduce({ReduceKind::kSum, x.view(), y.view()}, TestLaunch()));
   EXPECT_EQ(y.Get(), (Values{0, 0, 0}));
   HostTensor none(DType::kFloat32, {0, 1});
-  EXPECT_OK(cpu::Reduce({ReduceOp::kSum, x.view(), none.view()}, TestLaunch()));
+  EXPECT_OK(
+      cpu::Reduce({ReduceKind::kSum, x.view(), none.view()}, TestLaunch()));
 }
 
 TEST(ReduceTest, BitsDoNotDependOnThreads) {
@@ -136,10 +137,10 @@ TEST(ReduceTest, BitsDoNotDependOnThreads) {
         HostTensor::Of(DType::kFloat32, RandomValues(450000, 1), {900, 500});
     HostTensor one(DType::kFloat32, y_sizes);
     ASSERT_OK(
-        cpu::Reduce({ReduceOp::kSum, x.view(), one.view()}, TestLaunch(1)));
+        cpu::Reduce({ReduceKind::kSum, x.view(), one.view()}, TestLaunch(1)));
     for (int threads : {2, 3, 5}) {
       HostTensor many(DType::kFloat32, y_sizes);
-      ASSERT_OK(cpu::Reduce({ReduceOp::kSum, x.view(), many.view()},
+      ASSERT_OK(cpu::Reduce({ReduceKind::kSum, x.view(), many.view()},
                             TestLaunch(threads)));
       EXPECT_EQ(many.Bytes(), one.Bytes());
     }
@@ -154,13 +155,13 @@ TEST(ReduceTest, MaximaShowNanAndInfinity) {
       values[at] = -inf;
       HostTensor x = HostTensor::Of(dtype, values, {33});
       HostTensor y(dtype, {1});
-      ASSERT_OK(cpu::Reduce({ReduceOp::kMaxMagnitude, x.view(), y.view()},
+      ASSERT_OK(cpu::Reduce({ReduceKind::kMaxMagnitude, x.view(), y.view()},
                             TestLaunch()));
       EXPECT_EQ(y.Get()[0], inf);
       values[at] = std::nan("");
       x.Set(values);
       ASSERT_OK(
-          cpu::Reduce({ReduceOp::kMax, x.view(), y.view()}, TestLaunch()));
+          cpu::Reduce({ReduceKind::kMax, x.view(), y.view()}, TestLaunch()));
       EXPECT_TRUE(std::isnan(y.Get()[0]));
     }
   }
@@ -169,7 +170,7 @@ TEST(ReduceTest, MaximaShowNanAndInfinity) {
 TEST(ReduceTest, RefusesShapesThatDoNotFit) {
   HostTensor x(DType::kFloat32, {3, 4});
   HostTensor y(DType::kFloat32, {2, 1});
-  EXPECT_THAT(cpu::Reduce({ReduceOp::kSum, x.view(), y.view()}, TestLaunch()),
+  EXPECT_THAT(cpu::Reduce({ReduceKind::kSum, x.view(), y.view()}, TestLaunch()),
               StatusIs(absl::StatusCode::kInvalidArgument, "Reduce"));
 }
 

@@ -105,8 +105,8 @@ absl::Status Check(const ReduceArgs& args) {
 
 // A result under way: double for floats, int64_t for integers.
 template <typename Total>
-Total Combine(ReduceOp op, Total a, Total b) {
-  if (op == ReduceOp::kSum) return a + b;
+Total Combine(ReduceKind op, Total a, Total b) {
+  if (op == ReduceKind::kSum) return a + b;
   if constexpr (std::is_same_v<Total, double>) {
     if (std::isnan(a) || std::isnan(b)) return a + b;
   }
@@ -114,8 +114,8 @@ Total Combine(ReduceOp op, Total a, Total b) {
 }
 
 template <typename T, typename Total>
-Total Identity(ReduceOp op) {
-  if (op != ReduceOp::kMax) return 0;
+Total Identity(ReduceKind op) {
+  if (op != ReduceKind::kMax) return 0;
   if constexpr (std::is_same_v<Total, double>) {
     return -std::numeric_limits<double>::infinity();
   } else {
@@ -124,7 +124,7 @@ Total Identity(ReduceOp op) {
 }
 
 template <typename T, typename Total>
-Total ReduceStrided(ReduceOp op, const T* x, int64_t stride, int64_t n) {
+Total ReduceStrided(ReduceKind op, const T* x, int64_t stride, int64_t n) {
   Total total = Identity<T, Total>(op);
   for (int64_t i = 0; i < n; ++i) {
     Total v;
@@ -133,7 +133,7 @@ Total ReduceStrided(ReduceOp op, const T* x, int64_t stride, int64_t n) {
     } else {
       v = static_cast<Total>(x[i * stride]);
     }
-    if (op == ReduceOp::kMaxMagnitude && v < 0) v = -v;
+    if (op == ReduceKind::kMaxMagnitude && v < 0) v = -v;
     total = Combine(op, total, v);
   }
   return total;
@@ -170,7 +170,7 @@ class Reduction {
 
   bool SumsColumns() const {
     const int inner = plan_.kept.num_dims - 1;
-    return kFloating && args_.op == ReduceOp::kSum && inner >= 0 &&
+    return kFloating && args_.op == ReduceKind::kSum && inner >= 0 &&
            plan_.kept.x_strides[inner] == 1 && plan_.reduced.size() > 1;
   }
 

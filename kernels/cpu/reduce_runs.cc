@@ -64,15 +64,15 @@ double MaxRun(const T* x, int64_t n) {
   return static_cast<double>(hn::GetLane(hn::MaxOfLanes(d, largest)));
 }
 
-double FindReduceRun(ReduceOp op, DType dtype, const void* x, int64_t n) {
+double FindReduceRun(ReduceKind op, DType dtype, const void* x, int64_t n) {
   return VisitFloating(dtype, [&]<typename T>() {
     const T* values = static_cast<const T*>(x);
     switch (op) {
-      case ReduceOp::kSum:
+      case ReduceKind::kSum:
         return SumRun(values, n);
-      case ReduceOp::kMax:
+      case ReduceKind::kMax:
         return MaxRun<false>(values, n);
-      case ReduceOp::kMaxMagnitude:
+      case ReduceKind::kMaxMagnitude:
         return MaxRun<true>(values, n);
     }
     return 0.0;
@@ -150,7 +150,7 @@ namespace tessera::cpu {
 HWY_EXPORT(FindReduceRun);
 HWY_EXPORT(FindAddColumnSums);
 
-double ReduceRun(ReduceOp op, DType dtype, const void* x, int64_t n) {
+double ReduceRun(ReduceKind op, DType dtype, const void* x, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(FindReduceRun)(op, dtype, x, n);
 }
 void AddColumnSums(DType dtype, const ColumnSums& args) {

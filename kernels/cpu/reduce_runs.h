@@ -10,7 +10,7 @@
 namespace tessera::cpu {
 
 // op over x[0 ... n). Sums are kept in AccumulateDType: keep n below 2^17.
-double ReduceRun(ReduceOp op, DType dtype, const void* x, int64_t n);
+double ReduceRun(ReduceKind op, DType dtype, const void* x, int64_t n);
 
 struct ColumnSums {
   const void* x;

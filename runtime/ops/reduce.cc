@@ -17,7 +17,7 @@ void CheckNumbers(const char* operation, const Tensor& x) {
 
 struct Reduction {
   const char* operation;
-  ReduceOp op = ReduceOp::kSum;
+  ReduceKind op = ReduceKind::kSum;
   double factor = 1;
 };
 
@@ -94,22 +94,22 @@ Tensor RoundExact(const ExactSum& sum, bool square_root) {
 
 Tensor Sum(const Tensor& x) { return ReduceAll({"Sum"}, x); }
 Tensor Mean(const Tensor& x) {
-  return ReduceAll({"Mean", ReduceOp::kSum, Reciprocal(x.num_elements())}, x);
+  return ReduceAll({"Mean", ReduceKind::kSum, Reciprocal(x.num_elements())}, x);
 }
-Tensor Max(const Tensor& x) { return ReduceAll({"Max", ReduceOp::kMax}, x); }
+Tensor Max(const Tensor& x) { return ReduceAll({"Max", ReduceKind::kMax}, x); }
 Tensor MaxMagnitude(const Tensor& x) {
-  return ReduceAll({"MaxMagnitude", ReduceOp::kMaxMagnitude}, x);
+  return ReduceAll({"MaxMagnitude", ReduceKind::kMaxMagnitude}, x);
 }
 
 Tensor Sum(const Tensor& x, int dim, bool keep_dim) {
   return ReduceDim({"Sum"}, x, dim, keep_dim);
 }
 Tensor Mean(const Tensor& x, int dim, bool keep_dim) {
-  return ReduceDim({"Mean", ReduceOp::kSum, Reciprocal(x.size(dim))}, x, dim,
+  return ReduceDim({"Mean", ReduceKind::kSum, Reciprocal(x.size(dim))}, x, dim,
                    keep_dim);
 }
 Tensor Max(const Tensor& x, int dim, bool keep_dim) {
-  return ReduceDim({"Max", ReduceOp::kMax}, x, dim, keep_dim);
+  return ReduceDim({"Max", ReduceKind::kMax}, x, dim, keep_dim);
 }
 
 Tensor SumTo(const Tensor& x, const Shape& shape) {
