@@ -133,8 +133,8 @@ class FullyShardSetup {
     ShardingContext& c = *context_;
     const auto pool = [&](Communicator* communicator, CommBufferKind kind,
                           MemoryCategory category) {
-      return std::make_unique<SlotPool>(SlotPool::Options{
-          communicator, kind, category, c.device, c.shard_stream.get()});
+      return std::make_unique<SlotPool>(
+          SlotPool::Options{communicator, kind, category, c.device});
     };
     // Backward gathers among fewer ranks would write into memory that others
     // still read, so there each rank has its own.
@@ -203,7 +203,6 @@ class FullyShardSetup {
       group.AllocateShard();
       return;
     }
-    c.shard_stream->Synchronize();
     group.AllocateShard(
         OrThrow(c.shard->AllocateBuffer(c.device, group.gathered_bytes(),
                                         CommBufferKind::kCommon,

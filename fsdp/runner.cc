@@ -201,6 +201,16 @@ void Runner::PostForward(Unit& unit, const std::vector<Variable*>& outputs) {
     post_forward_order_.push_back(unit.index());
   }
   if (runs_[unit.index()].active_forwards == 0) ReshardAfterForward(unit);
+  if (depth_ == 0 && !GradEnabled()) FinishInference();
+}
+
+// No backward will follow, and an optimizer may write the shards next.
+void Runner::FinishInference() {
+  for (const auto& unit : units_) {
+    // Gathered ahead, and then not run.
+    if (unit->state() == UnitState::kGathering) Reshard(*unit);
+  }
+  if (context_->shards_in_place) WaitForAllRanks();
 }
 
 void Runner::ReshardAfterForward(Unit& unit) {
@@ -416,7 +426,7 @@ void Runner::FinishBackward() {
   backward_ = false;
 }
 
-// The optimizer will write where other ranks may still compute.
+// The optimizer may write where other ranks still compute.
 void Runner::WaitForAllRanks() {
   Stream& stream = *context_->shard_stream;
   Stream& compute = ComputeStream(context_->device);
@@ -451,7 +461,6 @@ void Runner::ReduceReplicated() {
   OrThrow(world.AllReduce(flat, {ReduceOp::kSum, context_->divisor}, stream,
                           "ignored parameters"));
   compute.WaitFor(stream.Record());
-  stream.Synchronize();
   const std::vector<int64_t> anywhere = flags.ToVector<int64_t>();
   size_t at = 0;
   for (Variable& p : replicated_) {

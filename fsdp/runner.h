@@ -86,6 +86,7 @@ class Runner {
   void CastInputs(const Unit& unit, const std::vector<Variable*>& inputs);
   void MarkBoundaries(Unit& unit, const std::vector<Variable*>& inputs);
   void ReshardAfterForward(Unit& unit);
+  void FinishInference();
 
   void PreBackward(Unit& unit);
   void Expect(Unit& unit, int64_t num_contributions);

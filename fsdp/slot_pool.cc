@@ -5,18 +5,17 @@
 namespace tessera {
 
 CommBuffer SlotPool::Make(int64_t num_bytes) {
-  if (options_.communicator == nullptr) {
-    MemoryCategoryGuard guard(options_.category);
-    CommBuffer buffer{Storage::Allocated(options_.device, num_bytes), false};
-    // The block may be one that queued work has not finished with; only the
-    // compute stream knows, and slots are written on others. See [Note:
-    // buffers that two streams use].
-    ComputeStream(options_.device).Synchronize();
-    return buffer;
+  if (options_.communicator != nullptr) {
+    return OrThrow(options_.communicator->AllocateBuffer(
+        options_.device, num_bytes, options_.kind, options_.category));
   }
-  options_.stream->Synchronize();
-  return OrThrow(options_.communicator->AllocateBuffer(
-      options_.device, num_bytes, options_.kind, options_.category));
+  MemoryCategoryGuard guard(options_.category);
+  CommBuffer buffer{Storage::Allocated(options_.device, num_bytes), false};
+  // Fresh memory may be a block that queued work has not finished with; only
+  // the compute stream knows, and slots are written on others. See [Note:
+  // buffers that two streams use].
+  ComputeStream(options_.device).Synchronize();
+  return buffer;
 }
 
 Slot* SlotPool::Take(int64_t num_bytes, int key) {

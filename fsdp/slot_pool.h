@@ -37,8 +37,6 @@ class SlotPool {
     CommBufferKind kind = CommBufferKind::kCommon;
     MemoryCategory category = MemoryCategory::kUnsharded;
     Device device;
-    // Idle before a slot is made: collectives in flight use the same ranks.
-    Stream* stream = nullptr;
   };
   explicit SlotPool(const Options& options) : options_(options) {}
   SlotPool(const SlotPool&) = delete;

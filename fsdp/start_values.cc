@@ -104,10 +104,10 @@ absl::Status BroadcastFromRank0(const std::vector<NamedVariable>& variables,
     stream.WaitFor(ComputeStream(data.device()).Record());
     const Tensor parts[] = {whole.Flatten()};
     RETURN_IF_ERROR(world.Broadcast(parts, 0, stream, v.name));
-    ComputeStream(data.device()).WaitFor(stream.Record());
+    RETURN_IF_ERROR(Try([&] { stream.Synchronize(); }));
     if (whole.storage() != data.storage()) ops::Copy(whole, data);
   }
-  return Try([&] { stream.Synchronize(); });
+  return absl::OkStatus();
 }
 
 absl::Status CheckEqualDescriptions(const std::vector<std::string>& lines,

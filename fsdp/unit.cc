@@ -220,7 +220,8 @@ Event Unit::ReshardPostForward() {
         context_->local->Take(group.layout().shard_length * pieces *
                                   ElementBytes(group.compute_dtype()),
                               index_ + 1);
-    compute().WaitFor(buffers_[g].kept->free);
+    // The slot is this unit's alone, and compute has waited for the gather that
+    // read it last: no need to wait for kept->free.
     const Tensor whole = group.WholeParameters();
     const std::vector<Tensor> kept = KeptParts(g);
     for (size_t i = 0; i < kept.size(); ++i) {
@@ -463,10 +464,7 @@ void Unit::FinishReduce() {
     for (bool written : group) all_here = all_here && written;
   }
   std::vector<uint8_t> present;
-  if (!all_here) {
-    reduced_event_.Synchronize();
-    present = flags_.ToVector<uint8_t>();
-  }
+  if (!all_here) present = flags_.ToVector<uint8_t>();  // Blocks.
   size_t at = 0;
   for (auto& group : groups_) {
     if (!group->trainable()) continue;

@@ -164,6 +164,12 @@ absl::Status HostCommunicator::CheckTensor(const Tensor& tensor,
   return absl::OkStatus();
 }
 
+bool HostCommunicator::MovesBytes(const GatherPart& part) const {
+  const char* place = static_cast<const char*>(part.whole.data()) +
+                      part.shard.num_bytes() * rank();
+  return part.shard.data() != place || !IsCommon(part.whole);
+}
+
 absl::Status HostCommunicator::AllGather(std::span<const GatherPart> parts,
                                          Stream& stream,
                                          std::string_view what) {
@@ -184,7 +190,8 @@ absl::Status HostCommunicator::AllGather(std::span<const GatherPart> parts,
     }
     AddPart(header, part.whole.num_bytes(), part.whole.dtype());
     access.reads.push_back(RangeOf(part.shard));
-    access.writes.push_back(RangeOf(part.whole));
+    (MovesBytes(part) ? access.writes : access.reads)
+        .push_back(RangeOf(part.whole));
     memory.push_back(
         {part.shard.data(), part.whole.data(), part.shard.num_bytes()});
   }

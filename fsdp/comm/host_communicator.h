@@ -102,6 +102,8 @@ class HostCommunicator : public Communicator,
   // Why the communicator was aborted, or OK.
   absl::Status abort_status() const;
 
+  // Whether all ranks see these bytes as one memory.
+  virtual bool IsCommon(const Tensor& /*tensor*/) const { return false; }
   // One at a time, in the order of their numbers, on the thread of the stream.
   // All begin by comparing headers. Errors need not name operation or rank.
   virtual absl::Status RunAllGather(const CollectiveHeader& header,
@@ -134,6 +136,8 @@ class HostCommunicator : public Communicator,
   class Ticket;
 
   // With the next number, which Submit takes.
+  // Not where all shards lie in common memory, each at its place in the whole.
+  bool MovesBytes(const GatherPart& part) const;
   CollectiveHeader MakeHeader(Operation operation, std::string_view what) const;
   absl::Status Submit(const CollectiveHeader& header, Stream& stream,
                       AccessList access, std::function<absl::Status()> run);

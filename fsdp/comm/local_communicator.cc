@@ -146,6 +146,10 @@ PartRef LocalCommunicator::ExportGather(const GatherMemory& part,
                             : ExportPart(part.shard, n, index);
 }
 
+bool LocalCommunicator::IsCommon(const Tensor& tensor) const {
+  return peers_->Export(tensor.data(), tensor.num_bytes()).common != 0;
+}
+
 absl::Status LocalCommunicator::RunAllGather(
     const CollectiveHeader& header, std::span<const GatherMemory> parts) {
   Posted& mine = StartPosting(header);

@@ -59,6 +59,7 @@ class LocalCommunicator : public HostCommunicator {
   absl::StatusOr<absl::Status> AgreeSmall(const CollectiveHeader& header,
                                           const absl::Status& status);
 
+  bool IsCommon(const Tensor& tensor) const override;
   absl::Status RunAllGather(const CollectiveHeader& header,
                             std::span<const GatherMemory> parts) override;
   absl::Status RunReduceScatter(const CollectiveHeader& header,

@@ -21,6 +21,9 @@ struct Span {
   std::vector<Access> reads;   // Since the write, one a stream.
 };
 
+// What the thread that queues work has waited for.
+thread_local VectorClock host_clock;
+
 class State {
  public:
   void Reset() {
@@ -45,6 +48,7 @@ class State {
 
   void OnWork(int clock, const char* operation, const AccessList& access) {
     std::lock_guard lock(mutex_);
+    Join(clocks_[clock], host_clock);
     const uint64_t time = ++At(clocks_[clock], clock);
     for (const MemoryRange& range : access.reads) {
       Touch(clock, time, operation, range, false);
@@ -67,16 +71,22 @@ class State {
 
   void OnWait(int clock, const VectorClock& event) {
     std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < event.size(); ++i) {
-      uint64_t& mine = At(clocks_[clock], static_cast<int>(i));
-      mine = std::max(mine, event[i]);
-    }
+    Join(clocks_[clock], event);
   }
+
+  void OnHostWait(const VectorClock& event) { Join(host_clock, event); }
 
  private:
   static uint64_t& At(VectorClock& clock, int id) {
     if (static_cast<int>(clock.size()) <= id) clock.resize(id + 1);
     return clock[id];
+  }
+
+  static void Join(VectorClock& mine, const VectorClock& other) {
+    for (size_t i = 0; i < other.size(); ++i) {
+      uint64_t& time = At(mine, static_cast<int>(i));
+      time = std::max(time, other[i]);
+    }
   }
 
   // Makes `address` a border between spans.
@@ -187,6 +197,9 @@ VectorClock AccessChecker::OnRecord(int clock) {
 void AccessChecker::OnEnd(int clock) { TheState().OnEnd(clock); }
 void AccessChecker::OnWait(int clock, const VectorClock& event) {
   if (enabled()) TheState().OnWait(clock, event);
+}
+void AccessChecker::OnHostWait(const VectorClock& event) {
+  if (enabled()) TheState().OnHostWait(event);
 }
 
 }  // namespace tessera

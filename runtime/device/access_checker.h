@@ -35,6 +35,9 @@ class AccessChecker {
                      const AccessList& access);
   static VectorClock OnRecord(int clock);
   static void OnWait(int clock, const VectorClock& event);
+  // The calling thread has waited for an event, or for all of a stream: what it
+  // queues from now on, on any stream, comes later.
+  static void OnHostWait(const VectorClock& event);
   // The stream is gone, and so is all its work.
   static void OnEnd(int clock);
 };

@@ -62,7 +62,9 @@ bool Event::Done() const {
 }
 
 void Event::Synchronize() const {
-  if (state_ != nullptr) state_->Wait();
+  if (state_ == nullptr) return;
+  state_->Wait();
+  AccessChecker::OnHostWait(state_->clock);
 }
 
 Stream::Stream(Device device, std::string name, StreamMode mode)
@@ -166,6 +168,7 @@ void Stream::WaitFor(const Event& event) {
 }
 
 void Stream::Synchronize() {
+  AccessChecker::OnHostWait(AccessChecker::OnRecord(clock_id_));
   if (mode_ == StreamMode::kInline) return;
   std::unique_lock lock(mutex_);
   idle_.wait(lock, [&] { return queue_.empty() && !busy_; });
