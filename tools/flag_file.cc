@@ -169,7 +169,8 @@ absl::Status CheckArguments(int argc, char** argv, const std::string& source) {
 std::vector<FlagValue> FlagValues(const std::string& source) {
   std::vector<FlagValue> values;
   for (const absl::CommandLineFlag* flag : FlagsOf(source)) {
-    values.push_back({std::string(flag->Name()), flag->CurrentValue()});
+    const absl::string_view name = flag->Name();
+    values.push_back({{name.data(), name.size()}, flag->CurrentValue()});
   }
   return values;
 }

@@ -49,6 +49,7 @@ double MeasureFmaPeak(int num_threads, int milliseconds) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> rates(num_threads, 0);
   std::vector<std::thread> threads;
+  threads.reserve(num_threads);
   for (int t = 0; t < num_threads; ++t) {
     threads.emplace_back([&rates, t, milliseconds] {
       constexpr int64_t kRounds = 20000;

@@ -66,6 +66,7 @@ int64_t SampleToken(const std::vector<double>& logits,
                    [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
   if (options.temperature == 0) return order[0];
   std::vector<double> probabilities;
+  probabilities.reserve(order.size());
   for (const int64_t token : order) {
     probabilities.push_back(
         std::exp((logits[token] - logits[order[0]]) / options.temperature));

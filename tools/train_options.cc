@@ -350,8 +350,9 @@ std::string TrainFlagsAsYaml() {
     if (flag.name == "config" || flag.name == "ranks") continue;
     // In single quotes nothing has a meaning but the quote.
     std::string quoted;
-    for (const char c : flag.value)
+    for (const char c : flag.value) {
       quoted += c == '\'' ? "''" : std::string(1, c);
+    }
     absl::StrAppend(&yaml, flag.name, ": '", quoted, "'\n");
   }
   return yaml;

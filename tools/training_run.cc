@@ -198,7 +198,7 @@ void TrainingRun::PrintPlan() const {
 absl::Status TrainingRun::Run() {
   PrintPlan();
   if (options_.dry_run) return absl::OkStatus();
-  const absl::Status status = Try([&]() -> absl::Status {
+  absl::Status status = Try([&]() -> absl::Status {
     bool stopped = false;
     RETURN_IF_ERROR(Train(&stopped));
     return Finish(stopped);

@@ -34,8 +34,9 @@ Tensor TextDataset::Batch(std::span<const int64_t> windows,
   return Tensor::FromVector(ids, Shape{num_rows, window_}, device);
 }
 
-absl::StatusOr<TextSplit> SplitText(std::shared_ptr<const TokenFile> tokens,
-                                    int64_t window, double validation_share) {
+absl::StatusOr<TextSplit> SplitText(
+    const std::shared_ptr<const TokenFile>& tokens, int64_t window,
+    double validation_share) {
   const int64_t num_tokens = tokens->num_tokens();
   const auto validation = std::max(
       window,

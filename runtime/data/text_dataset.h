@@ -42,7 +42,8 @@ struct TextSplit {
 
 // The last `validation_share` of the tokens is kept for validation. An error
 // when one of the parts has no whole window.
-absl::StatusOr<TextSplit> SplitText(std::shared_ptr<const TokenFile> tokens,
-                                    int64_t window, double validation_share);
+absl::StatusOr<TextSplit> SplitText(
+    const std::shared_ptr<const TokenFile>& tokens, int64_t window,
+    double validation_share);
 
 }  // namespace tessera
