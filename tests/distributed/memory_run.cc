@@ -54,14 +54,14 @@ std::shared_ptr<Module> MakeLayers(const std::vector<LayerSize>& dims,
   return model;
 }
 
-MemoryModel LayersModel(const std::string& name,
+MemoryModel LayersModel(const std::string& name, int64_t rows,
                         const std::vector<LayerSize>& dims, bool with_scale) {
   MemoryModel model;
   model.name = name;
   model.make = [=] { return MakeLayers(dims, with_scale); };
-  model.loss = [in = dims[0].in](Module& module, int rank, int step) {
+  model.loss = [rows, in = dims[0].in](Module& module, int rank, int step) {
     return SumOfSquares(
-        static_cast<CaseModule&>(module)(CaseInput(2, in, rank, step)));
+        static_cast<CaseModule&>(module)(CaseInput(rows, in, rank, step)));
   };
   for (size_t i = 0; i < dims.size(); ++i) {
     UnitShapes unit;
@@ -200,7 +200,7 @@ MemoryModel TinyLlama() {
 }
 
 MemoryModel UnevenModel() {
-  return LayersModel("uneven",
+  return LayersModel("uneven", /*rows=*/2,
                      {{5, 33, true},
                       {33, 33, true},
                       {33, 33, true},
@@ -211,7 +211,7 @@ MemoryModel UnevenModel() {
 }
 
 MemoryModel EqualLayers(int num_layers, int64_t width) {
-  return LayersModel(absl::StrCat(num_layers, " equal layers"),
+  return LayersModel(absl::StrCat(num_layers, " equal layers"), /*rows=*/1,
                      std::vector<LayerSize>(num_layers, {width, width, false}),
                      /*with_scale=*/false);
 }
