@@ -49,6 +49,30 @@ TEST(MemoryCases, Mem02WholeGradientsGoAsBackwardGoes) {
   });
 }
 
+// MEM-04: on a grid, with bfloat16 weights and float32 reductions.
+TEST(MemoryCases, Mem04BuffersDoNotGrowWithLayers) {
+  for (MemoryCase test : MemoryCases(kRanks, true, false, false)) {
+    if (test.plan.copies == 1 || test.plan.shard_ranks == 1) continue;
+    test.options.mixed_precision.reduce_dtype = DType::kFloat32;
+    RunRanks(kRanks, [&](const World& world) {
+      int64_t expected = 0;
+      for (const int num_layers : {8, 64}) {
+        MemoryModel model = EqualLayers(num_layers, 16);
+        MemoryRun run(model, test, world);
+        for (int step = 0; step < 3; ++step) run.Step();
+        const MemoryStats stats = StatsNow();
+        const int64_t buffers =
+            stats.current(MemoryCategory::kUnsharded) +
+            stats.current(MemoryCategory::kUnshardedGradient) +
+            stats.current(MemoryCategory::kScratch);
+        if (num_layers == 8) expected = buffers;
+        EXPECT_GT(buffers, 0);
+        EXPECT_EQ(buffers, expected) << test.plan.name;
+      }
+    });
+  }
+}
+
 // MEM-05: after a forward without gradients parameters are sharded, and there
 // is the shards' memory and that of one unit's buffer, which is kept for the
 // next forward.

@@ -164,6 +164,11 @@ MemoryModel TinyGpt2() {
   model.shapes.forward = {0, 1, 2, 3, 4, 0};
   model.shapes.root = {{{24}, {24}}};
   model.shapes.root_at = 5;
+  // Of a block of width C: two norms, two sums, queries, keys and values, what
+  // attention gives, two projections, and 4 C twice, 18 C; for backward the
+  // widest gradients, 10 C; the ends 6 C, logits and their gradient.
+  model.activation_bound = kRows * kSequence * 4 *
+                           (3 * 19 * 24 + 10 * 24 + 6 * 24 + 2 * kVocabulary);
   return model;
 }
 
@@ -196,18 +201,27 @@ MemoryModel TinyLlama() {
   model.shapes.forward = {0, 1, 2, 3, 4};
   model.shapes.root = {{{24}}};
   model.shapes.root_at = 4;
+  // Of a layer: eight tensors of width 24, queries, keys and values before and
+  // after rotation (64), four of width 40; then as above.
+  model.activation_bound = kRows * kSequence * 4 *
+                           (3 * (8 * 24 + 64 + 4 * 40) + 4 * 40 + 10 * 24 +
+                            6 * 24 + 2 * kVocabulary);
   return model;
 }
 
 MemoryModel UnevenModel() {
-  return LayersModel("uneven", /*rows=*/2,
-                     {{5, 33, true},
-                      {33, 33, true},
-                      {33, 33, true},
-                      {33, 33, true},
-                      {33, 2, true},
-                      {2, 7, false}},
-                     /*with_scale=*/true);
+  MemoryModel model = LayersModel("uneven", /*rows=*/2,
+                                  {{5, 33, true},
+                                   {33, 33, true},
+                                   {33, 33, true},
+                                   {33, 33, true},
+                                   {33, 2, true},
+                                   {2, 7, false}},
+                                  /*with_scale=*/true);
+  // 2 rows of at most 33, before and after each of four curves, and the
+  // gradients of two; the rest is small.
+  model.activation_bound = (2 * 4 + 2) * 320 + 1024;
+  return model;
 }
 
 MemoryModel EqualLayers(int num_layers, int64_t width) {

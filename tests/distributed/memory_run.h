@@ -21,6 +21,8 @@ struct MemoryModel {
   // Forward and loss of one small batch.
   std::function<Variable(Module& module, int rank, int step)> loss;
   ModelShapes shapes;
+  // What a step keeps for backward and computes with, at most, by hand.
+  int64_t activation_bound = 0;
 };
 
 MemoryModel TinyGpt2();

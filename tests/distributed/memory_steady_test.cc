@@ -119,6 +119,7 @@ void ExpectAllSettled(RankKind kind, const MemoryModel& model) {
   });
 }
 
+// MEM-03
 TEST(MemorySteadyTest, ThreadsSettle) {
   ExpectAllSettled(RankKind::kThread, UnevenModel());
 }
