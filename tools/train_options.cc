@@ -20,27 +20,27 @@ ABSL_FLAG(std::string, out, "",
           "folder of the run; default: a new one in the cache");
 ABSL_FLAG(std::string, resume, "",
           "\"latest\" (in --out) or the path of a checkpoint");
-ABSL_FLAG(int64_t, steps, 300, "optimizer steps");
+ABSL_FLAG(int64_t, steps, 1200, "optimizer steps");
 ABSL_FLAG(double, minutes, 0,
           "train about this long: the first steps are measured and --steps is "
           "set from them");
 ABSL_FLAG(int64_t, save_every, 0,
           "checkpoint every so many steps; 0: at the end alone");
 ABSL_FLAG(int64_t, keep, 2, "checkpoints that are kept; 0: all");
-ABSL_FLAG(int64_t, eval_every, 100,
+ABSL_FLAG(int64_t, eval_every, 200,
           "validate every so many steps; 0: at the ends alone");
 ABSL_FLAG(int64_t, eval_batches, 8, "batches of a validation");
-ABSL_FLAG(int64_t, log_every, 10, "steps between two progress lines");
+ABSL_FLAG(int64_t, log_every, 25, "steps between two progress lines");
 ABSL_FLAG(int64_t, sample_tokens, 300, "tokens of the sample at the end");
 ABSL_FLAG(bool, dry_run, false, "check everything, print the plan, and stop");
 
-ABSL_FLAG(int64_t, seq, 256, "tokens of a sequence");
-ABSL_FLAG(int64_t, batch, 32, "sequences of a step, of all ranks together");
+ABSL_FLAG(int64_t, seq, 128, "tokens of a sequence");
+ABSL_FLAG(int64_t, batch, 16, "sequences of a step, of all ranks together");
 ABSL_FLAG(int64_t, accumulate, 1, "micro-batches that a step is made of");
 ABSL_FLAG(double, validation_share, 0.05, "share of the text for validation");
 ABSL_FLAG(uint64_t, seed, 1, "of start values, order of the text, dropout");
 
-ABSL_FLAG(std::string, model, "gpt2", "gpt2 or llama");
+ABSL_FLAG(std::string, model, "llama", "gpt2 or llama");
 ABSL_FLAG(int64_t, layers, 4, "blocks");
 ABSL_FLAG(int64_t, hidden, 192, "width");
 ABSL_FLAG(int64_t, heads, 6, "attention heads");
