@@ -66,18 +66,18 @@ namespace internal {
 }  // namespace tessera
 
 // A broken invariant of this program: says where, and aborts.
-#define TESSERA_CHECK(condition)                                         \
-  (static_cast<bool>(condition)                                          \
-       ? static_cast<void>(0)                                            \
+#define TESSERA_CHECK(condition) \
+  (static_cast<bool>(condition)  \
+       ? static_cast<void>(0)    \
        : ::tessera::internal::CheckFailed(#condition, __FILE__, __LINE__))
 
 #define TESSERA_CONCAT_INNER_(a, b) a##b
 #define TESSERA_CONCAT_(a, b) TESSERA_CONCAT_INNER_(a, b)
 
-#define RETURN_IF_ERROR(expr)                                     \
-  do {                                                            \
+#define RETURN_IF_ERROR(expr)                                         \
+  do {                                                                \
     if (absl::Status tessera_status_ = (expr); !tessera_status_.ok()) \
-      return tessera_status_;                                     \
+      return tessera_status_;                                         \
   } while (false)
 
 #define ASSIGN_OR_RETURN(lhs, expr) \

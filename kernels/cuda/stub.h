@@ -6,7 +6,7 @@
 
 #define NO_CUDA(Op)                                                           \
   absl::Status Op(const Op##Args&, const Launch&) {                           \
-    return absl::UnimplementedError(                                          \
-        #Op                                                                   \
-        ": built without CUDA; use a CPU device or build with --define=cuda=1"); \
+    return absl::UnimplementedError(#Op                                       \
+                                    ": built without CUDA; use a CPU device " \
+                                    "or build with --define=cuda=1");         \
   }

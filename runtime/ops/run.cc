@@ -10,10 +10,9 @@ Device CommonDevice(const char* operation, TensorList tensors) {
     if (!tensor->defined()) continue;
     if (first == nullptr) first = tensor;
     if (tensor->device() == first->device()) continue;
-    throw Error(absl::InvalidArgumentError(
-        absl::StrCat(operation, ": tensors on different devices: ",
-                     first->ToString(), " and ", tensor->ToString(),
-                     "; move them to one device first")));
+    throw Error(absl::InvalidArgumentError(absl::StrCat(
+        operation, ": tensors on different devices: ", first->ToString(),
+        " and ", tensor->ToString(), "; move them to one device first")));
   }
   TESSERA_CHECK(first != nullptr);
   return first->device();

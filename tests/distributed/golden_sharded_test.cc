@@ -1,6 +1,6 @@
-// Golden models on 2 and 3 ranks, both versions: row i of a batch goes to rank i
-// mod W, and losses, norms, gradients and trained parameters are torch's of one
-// process. Walks every folder below $TESSERA_GOLDEN.
+// Golden models on 2 and 3 ranks, both versions: row i of a batch goes to rank
+// i mod W, and losses, norms, gradients and trained parameters are torch's of
+// one process. Walks every folder below $TESSERA_GOLDEN.
 #include <algorithm>
 #include <cctype>
 #include <memory>
@@ -48,8 +48,8 @@ class Rank {
     }
     FullyShardOptions options;
     options.fsdp_version = version;
-    sharded_ =
-        OrThrow(FullyShard(*model_, OrThrow(DeviceMesh::Create(world)), options));
+    sharded_ = OrThrow(
+        FullyShard(*model_, OrThrow(DeviceMesh::Create(world)), options));
   }
 
   void CheckGradients() {
@@ -153,8 +153,8 @@ std::string CaseName(
   std::string name = std::get<0>(info.param);
   name = name.substr(name.rfind('/') + 1);
   std::replace_if(
-      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); },
-      '_');
+      name.begin(), name.end(),
+      [](unsigned char c) { return !std::isalnum(c); }, '_');
   return name + "_" + std::to_string(info.index);
 }
 
