@@ -176,9 +176,10 @@ TEST(WaitsTest, EventsOrderAllAccesses) {
     for (const DType dtype :
          {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
       for (const bool limit : {true, false}) {
-        for (const Features& features :
-             {Features{},
-              Features{.frozen = true, .low_dtype = true, .ignored = true}}) {
+        for (const bool plain : {true, false}) {
+          if (plain && dtype == DType::kFloat16) continue;  // As bfloat16.
+          const Features features{
+              .frozen = !plain, .low_dtype = !plain, .ignored = !plain};
           c.options.mixed_precision = {};
           SetDType(c.options.mixed_precision, dtype);
           c.options.limit_all_gathers = limit;
