@@ -14,7 +14,8 @@ namespace tessera {
 // kept in float32 (float64 for float64), whatever c is, and rounded once.
 //
 // Each element is the same sequence of operations wherever it stands and
-// however many threads there are.
+// however many threads there are; but of bfloat16 on cores that multiply it,
+// where a library's choice may follow the number of threads.
 struct MatMulArgs {
   TensorView a;
   TensorView b;

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
+#include "runtime/device/stream.h"
 
 namespace tessera {
 namespace {
@@ -86,11 +87,8 @@ void Allocator::Count(int64_t num_bytes, MemoryCategory category) {
 
 void Allocator::CheckLimit(int64_t num_bytes, MemoryCategory category) {
   const bool injected = fail_in_ > 0 && --fail_in_ == 0;
-  if (limit_bytes_ > 0 && stats_.reserved_bytes + num_bytes > limit_bytes_) {
-    ReleaseCacheLocked();
-  }
-  const bool over =
-      limit_bytes_ > 0 && stats_.reserved_bytes + num_bytes > limit_bytes_;
+  if (PassesLimit(num_bytes)) DeleteBlocks(cached_scratch_);
+  const bool over = PassesLimit(num_bytes);
   if (!injected && !over) return;
   throw Error(absl::ResourceExhaustedError(absl::StrCat(
       device_.ToString(), ": out of memory: wanted ", num_bytes, " bytes for ",
@@ -99,6 +97,28 @@ void Allocator::CheckLimit(int64_t num_bytes, MemoryCategory category) {
       " bytes (", CategoriesText(stats_),
       "); use a smaller batch, more ranks, smaller units or a strategy that "
       "shards more")));
+}
+
+bool Allocator::HasCached(int64_t num_bytes) const {
+  std::lock_guard lock(mutex_);
+  const auto it = cached_.lower_bound(num_bytes);
+  return it != cached_.end() && it->first <= num_bytes + num_bytes / 8;
+}
+
+bool Allocator::PassesLimit(int64_t num_bytes) const {
+  return limit_bytes_ > 0 && stats_.reserved_bytes + num_bytes > limit_bytes_;
+}
+
+// Cached blocks go back to the system when the limit is near; queued work may
+// still use them, so it ends first. Not for scratch, which that work takes.
+void Allocator::MakeRoom(int64_t num_bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!PassesLimit(num_bytes)) return;
+  }
+  ComputeStream(device_).Synchronize();
+  std::lock_guard lock(mutex_);
+  DeleteBlocks(cached_);
 }
 
 void* Allocator::TakeCached(Cache& cache, int64_t num_bytes,
@@ -120,6 +140,7 @@ void* Allocator::Take(int64_t num_bytes, MemoryCategory category,
       RoundUpAllocation(std::max<int64_t>(num_bytes, kAllocationAlignment));
   int64_t block_bytes = counted;
   void* data = nullptr;
+  if (!scratch && !HasCached(counted)) MakeRoom(counted);
   {
     std::lock_guard lock(mutex_);
     Cache& cache = scratch ? cached_scratch_ : cached_;
@@ -155,6 +176,7 @@ void Allocator::Free(void* data) {
 }
 
 void Allocator::CountExternal(int64_t num_bytes, MemoryCategory category) {
+  MakeRoom(num_bytes);
   std::lock_guard lock(mutex_);
   CheckLimit(num_bytes, category);
   stats_.reserved_bytes += num_bytes;
@@ -197,19 +219,18 @@ bool Allocator::poison() const {
   return poison_;
 }
 
-void Allocator::ReleaseCacheLocked() {
-  for (Cache* cache : {&cached_, &cached_scratch_}) {
-    for (const auto& [num_bytes, data] : *cache) {
-      DeleteBlock(data, num_bytes);
-      stats_.reserved_bytes -= num_bytes;
-    }
-    cache->clear();
+void Allocator::DeleteBlocks(Cache& cache) {
+  for (const auto& [num_bytes, data] : cache) {
+    DeleteBlock(data, num_bytes);
+    stats_.reserved_bytes -= num_bytes;
   }
+  cache.clear();
 }
 
 void Allocator::ReleaseCache() {
   std::lock_guard lock(mutex_);
-  ReleaseCacheLocked();
+  DeleteBlocks(cached_);
+  DeleteBlocks(cached_scratch_);
 }
 
 void Allocator::FailRequestForTest(int64_t n) {

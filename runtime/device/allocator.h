@@ -113,7 +113,7 @@ class Allocator final : public Scratch {
   // every float type), in the order of the compute stream; for tests.
   void SetPoison(bool poison);
   bool poison() const;
-  // Returns all cached blocks to the system.
+  // Returns all cached blocks to the system; while no queued work uses them.
   void ReleaseCache();
   // The n-th coming request fails as if memory had run out; for tests.
   void FailRequestForTest(int64_t n);
@@ -132,7 +132,10 @@ class Allocator final : public Scratch {
   void CheckLimit(int64_t num_bytes, MemoryCategory category);
   static void* TakeCached(Cache& cache, int64_t num_bytes,
                           int64_t* block_bytes);
-  void ReleaseCacheLocked();
+  bool PassesLimit(int64_t num_bytes) const;
+  bool HasCached(int64_t num_bytes) const;
+  void MakeRoom(int64_t num_bytes);
+  void DeleteBlocks(Cache& cache);
 
   const Device device_;
   mutable std::mutex mutex_;

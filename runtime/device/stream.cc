@@ -9,8 +9,10 @@
 
 // Defined by the thread sanitizer's runtime, absent otherwise.
 extern "C" {
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming,google-runtime-int)
 __attribute__((weak)) void __tsan_read_range(void* data, unsigned long bytes);
 __attribute__((weak)) void __tsan_write_range(void* data, unsigned long bytes);
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming,google-runtime-int)
 }
 
 namespace tessera {
