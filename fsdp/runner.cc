@@ -342,19 +342,28 @@ void Runner::PostBackward(Unit& unit) {
   }
 }
 
+// Units of modules below `module`, by registration; those with an order of
+// their own aside.
+std::vector<int> Runner::UnitsBelow(Module& module) const {
+  std::vector<int> inside;
+  for (const NamedModule& below : module.NamedModules()) {
+    if (below.module == &module) continue;
+    for (size_t u = 0; u < runs_.size(); ++u) {
+      const std::vector<Module*>& modules = runs_[u].modules;
+      const bool found = std::find(modules.begin(), modules.end(),
+                                   below.module) != modules.end();
+      if (found && runs_[u].agreed == nullptr) {
+        inside.push_back(static_cast<int>(u));
+      }
+    }
+  }
+  return inside;
+}
+
 void Runner::AddAgreedOrders(Module& root) {
   for (const NamedModule& m : root.NamedModules()) {
     if (!m.module->ranks_may_differ()) continue;
-    std::vector<int> inside;
-    for (const NamedModule& below : m.module->NamedModules()) {
-      for (const auto& unit : units_) {
-        UnitRun& run = runs_[unit->index()];
-        const bool is_unit = below.module != m.module &&
-                             std::count(run.modules.begin(), run.modules.end(),
-                                        below.module) > 0;
-        if (is_unit && run.agreed == nullptr) inside.push_back(unit->index());
-      }
-    }
+    const std::vector<int> inside = UnitsBelow(*m.module);
     agreed_.push_back(std::make_unique<AgreedOrder>(
         m.module, inside, [this](int u) { JoinForward(*units_[u]); },
         [this](int u) { JoinBackward(*units_[u]); }));
@@ -451,6 +460,7 @@ void Runner::ReduceReplicated() {
   }
   if (grads.empty() || world.world_size() == 1) return;
   std::vector<Tensor> flat;
+  flat.reserve(grads.size() + 1);
   for (const Tensor& grad : grads) flat.push_back(grad.Flatten());
   const Tensor flags = Tensor::FromVector(
       present, {static_cast<int64_t>(present.size())}, context_->device);

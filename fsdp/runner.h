@@ -74,6 +74,7 @@ class Runner {
   bool Reshards(const Unit& unit) const;
   void AddHooks(Unit& unit);
   void AddSinks(Unit& unit);
+  std::vector<int> UnitsBelow(Module& module) const;
   void AddAgreedOrders(Module& root);
   void JoinForward(Unit& unit);
   void JoinBackward(Unit& unit);

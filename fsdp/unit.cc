@@ -121,12 +121,19 @@ Tensor Unit::CastShard(size_t g) {
 
 void Unit::Gather() {
   TESSERA_CHECK(state_ == UnitState::kSharded);
+  state_ = UnitState::kGathering;
   gathered_event_ = Event();
-  if (always_whole()) {
-    state_ = UnitState::kGathering;
-    return;
+  if (always_whole()) return;
+  AttachGathered();
+  if (kept_) {
+    GatherFromKept();
+  } else {
+    GatherFromShards();
   }
-  Stream& stream = *context_->shard_stream;
+}
+
+// Room for what will be gathered.
+void Unit::AttachGathered() {
   for (size_t g = 0; g < groups_.size(); ++g) {
     ShardedGroup& group = *groups_[g];
     if (group.always_whole()) continue;
@@ -136,14 +143,13 @@ void Unit::Gather() {
     }
     Slot*& slot = buffers_[g].gathered;
     slot = context_->gathered->Take(group.gathered_bytes(), SlotKey());
-    stream.WaitFor(slot->free);
+    context_->shard_stream->WaitFor(slot->free);
     Attach(*group.gathered(), slot);
   }
-  state_ = UnitState::kGathering;
-  if (kept_) {
-    GatherFromKept();
-    return;
-  }
+}
+
+void Unit::GatherFromShards() {
+  Stream& stream = *context_->shard_stream;
   StreamGuard guard(stream);
   std::vector<GatherPart> parts;
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -180,7 +186,7 @@ Event Unit::Reshard() {
   if (state_ == UnitState::kSharded) return Event();
   // A gather that nobody waited for is not ordered before compute.
   if (state_ == UnitState::kGathering) compute().WaitFor(gathered_event_);
-  const Event free = compute().Record();
+  Event free = compute().Record();
   for (size_t g = 0; g < groups_.size(); ++g) {
     groups_[g]->ShowLocal();
     if (groups_[g]->always_whole()) continue;
@@ -292,7 +298,7 @@ Tensor Unit::PrepareWire(size_t g) {
   EnsureGradientBuffer(g);
   group.ZeroUnwritten();
   if (context_->shard != nullptr) group.CopyInPacked();
-  const Tensor whole = group.WholeGradient();
+  Tensor whole = group.WholeGradient();
   if (group.reduce_dtype() == group.grad_dtype()) return whole;
   Slot*& slot = buffers_[g].wire;
   const int64_t length = whole.num_elements();
@@ -315,7 +321,7 @@ Tensor Unit::PrepareWire(size_t g) {
 Tensor Unit::ReductionTarget(size_t g, bool* accumulate) {
   ShardedGroup& group = *groups_[g];
   if (context_->replicate == nullptr) {
-    const Tensor target = group.ShardGradient();
+    Tensor target = group.ShardGradient();
     *accumulate = group.PrepareAccumulation();
     return target;
   }

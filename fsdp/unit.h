@@ -111,6 +111,8 @@ class Unit {
   Tensor SlotWhole(size_t g) const;
   bool IsCommon(size_t g) const;
   Tensor CastShard(size_t g);
+  void AttachGathered();
+  void GatherFromShards();
   void GatherFromKept();
   std::vector<Tensor> KeptParts(size_t g) const;
   void EnsureGradientBuffer(size_t g);

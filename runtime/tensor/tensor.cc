@@ -21,8 +21,9 @@ void CopyOut(const TensorView& view, int64_t element_bytes, char* out) {
   const int64_t n = view.num_elements();
   for (int64_t i = 0; i < n; ++i) {
     int64_t offset = 0;
-    for (int d = 0; d < view.num_dims; ++d)
+    for (int d = 0; d < view.num_dims; ++d) {
       offset += index[d] * view.strides[d];
+    }
     std::memcpy(out + i * element_bytes, base + offset * element_bytes,
                 element_bytes);
     for (int d = view.num_dims - 1; d >= 0; --d) {
@@ -236,6 +237,28 @@ Shape ResolveShape(const Shape& shape, const Shape& from) {
   return result;
 }
 
+// Elements at equal distances: neighbouring dims that one loop could walk.
+struct Run {
+  int64_t length;
+  int64_t stride;
+};
+
+// From the last dim on; sizes of 1 left out.
+std::vector<Run> RunsOf(const Shape& shape, const Dims& strides) {
+  std::vector<Run> runs;
+  for (int d = shape.num_dims() - 1; d >= 0; --d) {
+    const int64_t size = shape.sizes()[d];
+    if (size == 1) continue;
+    if (!runs.empty() &&
+        strides[d] == runs.back().stride * runs.back().length) {
+      runs.back().length *= size;
+    } else {
+      runs.push_back({size, strides[d]});
+    }
+  }
+  return runs;
+}
+
 }  // namespace
 
 Tensor Tensor::Reshape(const Shape& shape) const {
@@ -244,34 +267,22 @@ Tensor Tensor::Reshape(const Shape& shape) const {
   result.shape_ = wanted;
   result.strides_ = wanted.ContiguousStrides();
   if (IsContiguous()) return result;
-  // Walk both shapes from the last dim on: a run of new dims must tile a run
-  // of old dims whose strides are as if contiguous.
-  int old_dim = num_dims() - 1;
-  int new_dim = wanted.num_dims() - 1;
-  while (new_dim >= 0) {
-    while (old_dim >= 0 && shape_.sizes()[old_dim] == 1) --old_dim;
-    if (old_dim < 0) break;  // The rest are sizes of 1.
-    int64_t old_run = shape_.sizes()[old_dim];
-    const int64_t inner = strides_[old_dim];
-    int64_t new_run = 1;
-    int64_t stride = inner;
-    while (true) {
-      while (new_dim >= 0 && new_run < old_run) {
-        result.strides_[new_dim] = stride;
-        stride *= wanted.sizes()[new_dim];
-        new_run *= wanted.sizes()[new_dim--];
-      }
-      if (new_run == old_run) break;
-      if (old_dim == 0 || strides_[old_dim - 1] !=
-                              strides_[old_dim] * shape_.sizes()[old_dim]) {
-        Refuse(absl::StrCat("Reshape: ", shape_.ToString(), " to ",
-                            shape.ToString(),
-                            ": these strides allow no view; make the tensor "
-                            "contiguous first"));
-      }
-      old_run *= shape_.sizes()[--old_dim];
+  // Each new dim must cut the inner end off a run.
+  const std::vector<Run> runs = RunsOf(shape_, strides_);
+  size_t next = 0;
+  Run run{1, 0};
+  for (int d = wanted.num_dims() - 1; d >= 0; --d) {
+    const int64_t size = wanted.sizes()[d];
+    if (size == 1) continue;
+    if (run.length == 1) run = runs[next++];
+    if (run.length % size != 0) {
+      Refuse(absl::StrCat("Reshape: ", shape_.ToString(), " to ",
+                          shape.ToString(),
+                          ": these strides allow no view; make the tensor "
+                          "contiguous first"));
     }
-    --old_dim;
+    result.strides_[d] = run.stride;
+    run = {run.length / size, run.stride * size};
   }
   return result;
 }
