@@ -1,6 +1,5 @@
 // What a sharded module offers beside being called.
 #include <cmath>
-#include <exception>
 
 #include "absl/strings/str_cat.h"
 #include "fsdp/fully_shard.h"
@@ -9,16 +8,11 @@
 
 namespace tessera {
 
-// Queued work still uses the buffers. Behind an exception other ranks may wait
-// for this one, and it for them: then the waits end first, on all ranks.
+// Queued work still uses the buffers. Behind an exception too it ends: of the
+// ranks that stop early, the one that issued the fewest collectives waits for
+// none that another has not issued, and its end ends the others' waits.
 FullyShardedModule::~FullyShardedModule() {
   if (context_ == nullptr || context_->shard_stream == nullptr) return;
-  if (std::uncaught_exceptions() > 0) {
-    const absl::Status status = absl::CancelledError(
-        "an exception ended the use of a sharded module on this rank");
-    if (context_->shard != nullptr) context_->shard->Abort(status);
-    if (context_->replicate != nullptr) context_->replicate->Abort(status);
-  }
   (void)Try([&] { ComputeStream(context_->device).Synchronize(); });
 }
 
