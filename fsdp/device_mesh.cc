@@ -100,19 +100,36 @@ absl::StatusOr<MeshShape> ResolveMeshShape(const MeshShape& shape,
   return full;
 }
 
-absl::StatusOr<std::shared_ptr<DeviceMesh>> DeviceMesh::Create(
-    std::shared_ptr<Communicator> world, const MeshShape& shape) {
-  absl::StatusOr<MeshShape> resolved =
-      ResolveMeshShape(shape, world->world_size());
-  RETURN_IF_ERROR(world->AgreeOnStatus(resolved.status(), "device mesh"));
+namespace {
+
+// Every rank wants the same grid.
+absl::Status AgreeOnShape(Communicator& world, const MeshShape& shape) {
   ASSIGN_OR_RETURN(const std::vector<std::string> shapes,
-                   world->AllGatherBytes(resolved->ToString(), "device mesh"));
+                   world.AllGatherBytes(shape.ToString(), "device mesh"));
   for (size_t rank = 0; rank < shapes.size(); ++rank) {
     if (shapes[rank] == shapes[0]) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "device mesh: rank 0 wants ", shapes[0], " and rank ", rank, " ",
         shapes[rank], " (dp_replicate x dp_shard); all ranks need the same"));
   }
+  return absl::OkStatus();
+}
+
+// first, first + step, ...: `count` ranks.
+std::vector<int> Ranks(int first, int step, int count) {
+  std::vector<int> ranks(count);
+  for (int i = 0; i < count; ++i) ranks[i] = first + i * step;
+  return ranks;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<DeviceMesh>> DeviceMesh::Create(
+    const std::shared_ptr<Communicator>& world, const MeshShape& shape) {
+  absl::StatusOr<MeshShape> resolved =
+      ResolveMeshShape(shape, world->world_size());
+  RETURN_IF_ERROR(world->AgreeOnStatus(resolved.status(), "device mesh"));
+  RETURN_IF_ERROR(AgreeOnShape(*world, *resolved));
 
   std::shared_ptr<DeviceMesh> mesh(new DeviceMesh);
   mesh->shape_ = *resolved;
@@ -124,23 +141,17 @@ absl::StatusOr<std::shared_ptr<DeviceMesh>> DeviceMesh::Create(
   }
   const int row = world->rank() / shard_size;
   const int column = world->rank() % shard_size;
-  std::vector<int> shard_group;
-  for (int i = 0; i < shard_size; ++i) {
-    shard_group.push_back(row * shard_size + i);
-  }
-  std::vector<int> replicate_group;
-  for (int i = 0; i < mesh->shape_.replicate; ++i) {
-    replicate_group.push_back(i * shard_size + column);
-  }
   ASSIGN_OR_RETURN(mesh->shard_,
-                   world->Split(shard_group, absl::StrCat("shard", row)));
+                   world->Split(Ranks(row * shard_size, 1, shard_size),
+                                absl::StrCat("shard", row)));
   if (shard_size == 1) {
     mesh->replicate_ = world;
     return mesh;
   }
   ASSIGN_OR_RETURN(
       mesh->replicate_,
-      world->Split(replicate_group, absl::StrCat("replicate", column)));
+      world->Split(Ranks(column, shard_size, mesh->shape_.replicate),
+                   absl::StrCat("replicate", column)));
   return mesh;
 }
 

@@ -36,7 +36,7 @@ class DeviceMesh {
   // Every rank of `world` calls it with the same shape; a difference is an
   // error on all of them.
   static absl::StatusOr<std::shared_ptr<DeviceMesh>> Create(
-      std::shared_ptr<Communicator> world, const MeshShape& shape = {});
+      const std::shared_ptr<Communicator>& world, const MeshShape& shape = {});
 
   const MeshShape& shape() const { return shape_; }
   const std::shared_ptr<Communicator>& world() const { return world_; }

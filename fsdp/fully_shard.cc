@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -112,12 +113,11 @@ class FullyShardSetup {
                                                    : mesh.replicate().get();
     const int r = c.mode.post_forward_size;
     if (r > 1 && r < c.shard_size) {
-      std::vector<int> group;
-      for (int i = 0; i < r; ++i) group.push_back(c.shard_rank / r * r + i);
+      std::vector<int> group(r);
+      std::iota(group.begin(), group.end(), c.shard_rank / r * r);
       ASSIGN_OR_RETURN(c.post_forward, c.shard->Split(group, "post_forward"));
     }
-    c.divisor =
-        c.options.gradient_divisor.value_or(double(world_.world_size()));
+    c.divisor = c.options.gradient_divisor.value_or(world_.world_size());
     c.shard_stream = std::make_unique<Stream>(c.device, "shard collectives",
                                               StreamMode::kQueued);
     c.replicate_stream = std::make_unique<Stream>(
