@@ -122,8 +122,8 @@ absl::StatusOr<ShardingStrategy> ParseShardingStrategy(
   if (name == "_HYBRID_SHARD_ZERO2") name = name.substr(1);
   for (int value = 1; value <= 5; ++value) {
     const auto strategy = static_cast<ShardingStrategy>(value);
-    if (name == ShardingStrategyName(strategy) || name == std::to_string(value))
-      return strategy;
+    const bool named = name == ShardingStrategyName(strategy);
+    if (named || name == std::to_string(value)) return strategy;
   }
   return Bad(absl::StrCat(
       "sharding strategy \"", text,

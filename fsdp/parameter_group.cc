@@ -25,6 +25,7 @@ Shape StoredShape(const GroupParameter& p) {
 std::vector<LayoutParameter> LayoutParameters(
     const std::vector<GroupParameter>& parameters) {
   std::vector<LayoutParameter> result;
+  result.reserve(parameters.size());
   for (const auto& p : parameters) result.push_back({p.name, StoredShape(p)});
   return result;
 }
