@@ -348,6 +348,32 @@ void WarnOfLargeRoot(const std::vector<UnitPlan>& units,
       "smaller"));
 }
 
+void IgnoreBelow(Module& module, IgnoredSet& ignored) {
+  for (const NamedModule& m : module.NamedModules()) {
+    ignored.modules.insert(m.module);
+  }
+  for (const NamedVariable& p : module.NamedParameters()) {
+    ignored.parameters.insert(p.variable.impl().get());
+  }
+}
+
+// Whether any module or parameter has a name that `pattern` matches whole.
+bool IgnoreMatches(Module& root, const std::regex& pattern,
+                   IgnoredSet& ignored) {
+  bool found = false;
+  for (const NamedModule& m : root.NamedModules()) {
+    if (m.name.empty() || !std::regex_match(m.name, pattern)) continue;
+    IgnoreBelow(*m.module, ignored);
+    found = true;
+  }
+  for (const NamedVariable& p : root.NamedParameters(true)) {
+    if (!std::regex_match(p.name, pattern)) continue;
+    ignored.parameters.insert(p.variable.impl().get());
+    found = true;
+  }
+  return found;
+}
+
 }  // namespace
 
 absl::StatusOr<IgnoredSet> FindIgnored(
@@ -355,14 +381,6 @@ absl::StatusOr<IgnoredSet> FindIgnored(
     const std::vector<std::string>& patterns) {
   IgnoredSet ignored;
   const std::vector<NamedModule> all = root.NamedModules();
-  const auto ignore_below = [&](Module& module) {
-    for (const NamedModule& m : module.NamedModules()) {
-      ignored.modules.insert(m.module);
-    }
-    for (const NamedVariable& p : module.NamedParameters()) {
-      ignored.parameters.insert(p.variable.impl().get());
-    }
-  };
   for (Module* module : modules) {
     const bool found =
         std::any_of(all.begin(), all.end(),
@@ -373,22 +391,11 @@ absl::StatusOr<IgnoredSet> FindIgnored(
           module == nullptr ? std::string("null") : module->class_name(),
           ") is not a part of the model"));
     }
-    ignore_below(*module);
+    IgnoreBelow(*module, ignored);
   }
   ASSIGN_OR_RETURN(const std::vector<std::regex> compiled, Compile(patterns));
   for (size_t i = 0; i < compiled.size(); ++i) {
-    bool found = false;
-    for (const NamedModule& m : all) {
-      if (m.name.empty() || !std::regex_match(m.name, compiled[i])) continue;
-      ignore_below(*m.module);
-      found = true;
-    }
-    for (const NamedVariable& p : root.NamedParameters(true)) {
-      if (!std::regex_match(p.name, compiled[i])) continue;
-      ignored.parameters.insert(p.variable.impl().get());
-      found = true;
-    }
-    if (found) continue;
+    if (IgnoreMatches(root, compiled[i], ignored)) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "the pattern of ignored modules \"", patterns[i],
         "\" matches no module and no parameter; patterns match whole names"));
