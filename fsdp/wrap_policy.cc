@@ -237,8 +237,8 @@ class Planner {
     for (UnitPlan& unit : units_) {
       if (unit.modules.empty()) continue;
       const bool is_root = unit.modules.front() == &root_;
-      if (is_root || !unit.parameters.empty())
-        result.push_back(std::move(unit));
+      if (!is_root && unit.parameters.empty()) continue;
+      result.push_back(std::move(unit));
     }
     return result;
   }
