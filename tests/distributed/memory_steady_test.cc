@@ -48,7 +48,7 @@ namespace {
 
 constexpr int kSettled = 3;
 constexpr int kLast = 50;
-// A rank's streams queue work in deques. Whether a step ends in the middle of a
+// A rank's streams queue work in queues. Whether a step ends in the middle of a
 // block of one (512 bytes) differs from step to step, and the table of blocks
 // grows with the longest queue that has been. One object a step would be more.
 constexpr int64_t kSlackBytesOfRank = 1024;
