@@ -83,8 +83,9 @@ std::string Describe(const CollectiveHeader& header) {
                                   std::string(header.what), "'");
   if (header.num_parts == 0) return text;
   absl::StrAppend(&text, " (", DTypeName(header.dtype), ", ");
-  if (header.num_parts > 1)
+  if (header.num_parts > 1) {
     absl::StrAppend(&text, header.num_parts, " parts, ");
+  }
   absl::StrAppend(&text, header.num_bytes, " bytes)");
   return text;
 }

@@ -44,6 +44,7 @@ absl::StatusOr<std::vector<std::string>> Communicator::AllGatherBytes(
       BorrowBytes(all.data(), longest * world_size(), DType::kUInt8)};
   if (longest > 0) RETURN_IF_ERROR(gather(part));
   std::vector<std::string> values;
+  values.reserve(sizes.size());
   for (int r = 0; r < world_size(); ++r) {
     values.push_back(all.substr(longest * r, sizes[r]));
   }
@@ -54,8 +55,7 @@ absl::Status Communicator::AgreeOnStatus(const absl::Status& status,
                                          std::string_view what) {
   std::string mine;
   if (!status.ok()) {
-    mine = absl::StrCat(static_cast<int>(status.code()), " ",
-                        std::string(status.message()));
+    mine = absl::StrCat(static_cast<int>(status.code()), " ", status.message());
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> all,
                    AllGatherBytes(mine, what));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "fsdp/comm/byte_copy.h"
 #include "fsdp/comm/gloo_mesh.h"
 #include "fsdp/comm/reduce_tree.h"
 #include "fsdp/comm/staging_plan.h"
@@ -21,9 +22,6 @@ constexpr int64_t kScratchBytes = 4 << 20;
 // All-reduces up to this size are summed by every rank.
 constexpr int64_t kSmallReduceBytes = 32 << 10;
 constexpr int64_t kStatusBytes = 2048;
-
-char* Bytes(void* data) { return static_cast<char*>(data); }
-const char* Bytes(const void* data) { return static_cast<const char*>(data); }
 
 // Counted by the current device's allocator.
 class Scratch {
@@ -106,6 +104,14 @@ class GlooCommunicator final : public HostCommunicator {
   }
 
  private:
+  // Of each rank's slice, at most `most` elements from `offset` on; what the
+  // other ranks send is put in `scratch`.
+  struct SliceRange {
+    int64_t offset;
+    int64_t most;
+    char* scratch;
+  };
+
   // Others know already.
   void StopLocally(const absl::Status& status) {
     StopWithoutTelling(status);
@@ -131,8 +137,7 @@ class GlooCommunicator final : public HostCommunicator {
                            const Reduction& reduction);
   absl::Status ReduceSlice(const CollectiveHeader& header,
                            const TensorMemory& tensor,
-                           const Reduction& reduction, int64_t offset,
-                           int64_t most, char* scratch);
+                           const Reduction& reduction, const SliceRange& range);
 
   const std::shared_ptr<Store> store_;
   const std::string id_;
@@ -162,6 +167,7 @@ absl::Status GlooCommunicator::Meet(const CollectiveHeader& header) {
   std::vector<CollectiveHeader> headers(world_size());
   RETURN_IF_ERROR(GatherBytes(header, &header, headers.data(), sizeof(header)));
   std::vector<const CollectiveHeader*> pointers;
+  pointers.reserve(headers.size());
   for (const CollectiveHeader& other : headers) pointers.push_back(&other);
   return CompareHeaders(pointers, group());
 }
@@ -269,9 +275,9 @@ absl::Status GlooCommunicator::ReduceSmall(const CollectiveHeader& header,
   const int64_t n = tensor.num_bytes();
   const Scratch scratch(n * world_size());
   RETURN_IF_ERROR(GatherBytes(header, tensor.data, scratch.data(), n));
-  std::vector<const void*> inputs;
+  std::vector<const void*> inputs(world_size());
   for (int r = 0; r < world_size(); ++r) {
-    inputs.push_back(scratch.data() + r * n);
+    inputs[r] = scratch.data() + r * n;
   }
   ReduceTree({.inputs = inputs,
               .dtype = tensor.dtype,
@@ -282,19 +288,17 @@ absl::Status GlooCommunicator::ReduceSmall(const CollectiveHeader& header,
   return absl::OkStatus();
 }
 
-// Of each rank's slice, at most `most` elements from `offset` on.
 absl::Status GlooCommunicator::ReduceSlice(const CollectiveHeader& header,
                                            const TensorMemory& tensor,
                                            const Reduction& reduction,
-                                           int64_t offset, int64_t most,
-                                           char* scratch) {
+                                           const SliceRange& range) {
   const int64_t element_bytes = ElementBytes(tensor.dtype);
   const auto piece = [&](int r) {
     const ElementSlice slice =
         SliceOfRank(tensor.num_elements, r, world_size());
-    const int64_t begin = std::min(offset, slice.length);
+    const int64_t begin = std::min(range.offset, slice.length);
     return ElementSlice{slice.begin + begin,
-                        std::min(most, slice.length - begin)};
+                        std::min(range.most, slice.length - begin)};
   };
   const ElementSlice mine = piece(rank());
   std::vector<SendMessage> sends;
@@ -306,7 +310,7 @@ absl::Status GlooCommunicator::ReduceSlice(const CollectiveHeader& header,
       continue;
     }
     const ElementSlice theirs = piece(r);
-    char* place = scratch + r * most * element_bytes;
+    char* place = range.scratch + r * range.most * element_bytes;
     inputs[r] = place;
     sends.push_back({r, Bytes(tensor.data) + theirs.begin * element_bytes,
                      theirs.length * element_bytes});
@@ -334,7 +338,7 @@ absl::Status GlooCommunicator::ReduceLarge(const CollectiveHeader& header,
   const Scratch scratch(most * element_bytes * world_size());
   for (int64_t offset = 0; offset < longest; offset += most) {
     RETURN_IF_ERROR(
-        ReduceSlice(header, tensor, reduction, offset, most, scratch.data()));
+        ReduceSlice(header, tensor, reduction, {offset, most, scratch.data()}));
   }
   const auto slice = [&](int r) {
     return SliceOfRank(tensor.num_elements, r, world_size());

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
-#include <stdexcept>
+#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,10 +24,6 @@ constexpr absl::Duration kBeyondOurs = absl::Minutes(1);
 // gloo waits this many time-outs for a connection.
 constexpr int kConnectFactor = 5;
 
-void Throw(const absl::Status& status) {
-  if (!status.ok()) throw std::runtime_error(std::string(status.message()));
-}
-
 // Our store as gloo's rendezvous wants it.
 class StoreForGloo final : public gloo::rendezvous::Store {
  public:
@@ -35,11 +31,11 @@ class StoreForGloo final : public gloo::rendezvous::Store {
       : store_(store), prefix_(std::move(prefix)) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
-    Throw(store_.Set(prefix_ + key, std::string(data.begin(), data.end())));
+    OrThrow(store_.Set(prefix_ + key, std::string(data.begin(), data.end())));
   }
   std::vector<char> get(const std::string& key) override {
     const absl::StatusOr<std::string> value = store_.Get(prefix_ + key);
-    Throw(value.status());
+    OrThrow(value.status());
     return std::vector<char>(value->begin(), value->end());
   }
   void wait(const std::vector<std::string>& keys) override {
@@ -48,8 +44,9 @@ class StoreForGloo final : public gloo::rendezvous::Store {
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override {
     std::vector<std::string> ours;
+    ours.reserve(keys.size());
     for (const std::string& key : keys) ours.push_back(prefix_ + key);
-    Throw(store_.Wait(ours, absl::FromChrono(timeout)));
+    OrThrow(store_.Wait(ours, absl::FromChrono(timeout)));
   }
 
  private:
@@ -155,7 +152,7 @@ absl::StatusOr<std::unique_ptr<GlooMesh>> GlooMesh::Connect(
   if (!context.ok()) {
     return absl::UnavailableError(absl::StrCat(
         "gloo: ", group.RankName(group.rank), " could not connect to all of ",
-        group.size(), " ranks: ", std::string(context.status().message()),
+        group.size(), " ranks: ", context.status().message(),
         "; TESSERA_GLOO_INTERFACE names the network interface to use"));
   }
   mesh->context_ = *std::move(context);
@@ -315,7 +312,7 @@ absl::Status GlooMesh::Exchange(const std::string& operation,
     EndWait();
     return Broken(rank, text);
   }
-  const absl::Status status = WaitForAll(operation, sent, received);
+  absl::Status status = WaitForAll(operation, sent, received);
   EndWait();
   return status;
 }

@@ -90,6 +90,8 @@ class LocalCommunicator : public HostCommunicator {
   const char* ImportPart(const CollectiveHeader& header, int rank,
                          size_t index) const;
 
+  std::vector<int64_t> PostTensors(const CollectiveHeader& header,
+                                   std::span<const TensorMemory> tensors);
   PartRef ExportGather(const GatherMemory& part, size_t index) const;
   absl::Status GatherStaged(const std::string& operation,
                             std::span<const GatherMemory> parts,
@@ -112,6 +114,9 @@ class LocalCommunicator : public HostCommunicator {
                                std::span<const TensorMemory> tensors,
                                std::span<const int64_t> part_bytes,
                                const Reduction& reduction);
+  absl::Status BroadcastStaged(const std::string& operation,
+                               std::span<const TensorMemory> tensors,
+                               std::span<const int64_t> part_bytes, int root);
   void CopyToStaging(std::span<const TensorMemory> tensors, const Round& round);
   void ReduceFromStaging(std::span<const TensorMemory> tensors,
                          const Round& round, const Reduction& reduction);

@@ -38,7 +38,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeCommunicator(
     if (is_there || broken) return shared;
     if (store->rank() == 0) {
       spdlog::info("ranks talk over TCP (gloo): {}",
-                   std::string(shared.status().message()));
+                   shared.status().ToString());
     }
   }
   return MakeGlooCommunicator(store, world, absl::StrCat(id, ".gloo"),

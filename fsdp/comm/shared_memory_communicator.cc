@@ -63,7 +63,8 @@ class ProcessPeerMemory final : public PeerMemory {
     std::lock_guard lock(mutex_);
     const std::shared_ptr<Segment> segment = segments_[ref.segment].lock();
     TESSERA_CHECK(segment != nullptr);
-    return segment->mappings[rank]->data() + ref.offset;
+    const int owner = segment->common ? rank_ : rank;
+    return segment->mappings[owner]->data() + ref.offset;
   }
 
   void* Staging(int rank) const override {

@@ -164,7 +164,7 @@ class Store::Impl {
     (void)!write(wake_.get(), &one, sizeof(one));
   }
 
-  int AddListener(Listener listener) {
+  int AddListener(const Listener& listener) {
     std::vector<StoreNews> known;
     int id = 0;
     {
@@ -325,8 +325,7 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Connect(
   if (!fd.ok()) {
     return absl::UnavailableError(absl::StrCat(
         context, ": no connection within ",
-        absl::FormatDuration(options.timeout), ": ",
-        std::string(fd.status().message()),
+        absl::FormatDuration(options.timeout), ": ", fd.status().message(),
         "; check that rank 0 runs, and MASTER_ADDR and MASTER_PORT"));
   }
   store_wire::SetConnectionOptions(fd->get());
@@ -342,16 +341,15 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Connect(
 absl::Status Store::WaitForAllRanks() {
   const int64_t id = impl_->NewId();
   const absl::Duration time = options().timeout;
-  const absl::Status status =
-      impl_
-          ->Request(id,
-                    Writer(MessageType::kJoin)
-                        .I64(id)
-                        .I64(absl::ToInt64Milliseconds(time))
-                        .I64(0)
-                        .Message(),
-                    time)
-          .status();
+  absl::Status status = impl_
+                            ->Request(id,
+                                      Writer(MessageType::kJoin)
+                                          .I64(id)
+                                          .I64(absl::ToInt64Milliseconds(time))
+                                          .I64(0)
+                                          .Message(),
+                                      time)
+                            .status();
   if (status.code() != absl::StatusCode::kDeadlineExceeded) return status;
   return Annotate(status, absl::StrCat("waited ", absl::FormatDuration(time)));
 }
@@ -407,8 +405,7 @@ absl::Status Store::Wait(const std::vector<std::string>& keys,
     RETURN_IF_ERROR(CheckKey(key));
     writer.Text(key);
   }
-  const absl::Status status =
-      impl_->Request(id, writer.Message(), timeout).status();
+  absl::Status status = impl_->Request(id, writer.Message(), timeout).status();
   if (status.code() != absl::StatusCode::kDeadlineExceeded) return status;
   return Annotate(status,
                   absl::StrCat("waited ", absl::FormatDuration(timeout)));
@@ -450,15 +447,16 @@ absl::StatusOr<bool> Store::Check(const std::vector<std::string>& keys) {
 }
 
 void Store::Abort(const absl::Status& status, const std::string& channel) {
+  const std::string text(status.message());
   (void)impl_->Send(Writer(MessageType::kAbort)
                         .Text(channel)
                         .I64(static_cast<int64_t>(status.code()))
-                        .Text(std::string(status.message()).substr(0, 4096))
+                        .Text(text.substr(0, 4096))
                         .Message());
 }
 
-int Store::AddListener(Listener listener) {
-  return impl_->AddListener(std::move(listener));
+int Store::AddListener(const Listener& listener) {
+  return impl_->AddListener(listener);
 }
 void Store::RemoveListener(int id) { impl_->RemoveListener(id); }
 

@@ -86,7 +86,7 @@ class Store {
   // for what is known already. It must not block, and may outlive what it
   // tells: keep a weak_ptr in it.
   using Listener = std::function<void(const StoreNews&)>;
-  int AddListener(Listener listener);
+  int AddListener(const Listener& listener);
   void RemoveListener(int id);
 
  private:

@@ -28,7 +28,7 @@ absl::Status StoreMeeting::Agree(const std::string& step,
                                  const absl::Status& status) {
   std::string mine;
   if (!status.ok()) {
-    mine = absl::StrCat(" ", std::string(status.message()));
+    mine = absl::StrCat(" ", status.message());
     mine[0] = static_cast<char>(status.code());
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> all, Exchange(step, mine));

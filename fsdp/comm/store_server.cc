@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "fsdp/comm/store_connection.h"
 #include "fsdp/comm/store_wire.h"
 #include "kernels/status.h"
 #include "spdlog/spdlog.h"
@@ -33,19 +34,8 @@ using store_wire::Writer;
 
 constexpr absl::Duration kHelloTime = absl::Seconds(10);
 constexpr size_t kMaxStrangers = 1024;
-constexpr size_t kMaxUnsentBytes = 256u << 20;
 
-struct Connection {
-  Descriptor fd;
-  std::string peer;  // "pid 17 on host a"
-  int rank = -1;     // -1: has not said hello.
-  absl::Time connected_at;
-  std::string received;
-  std::string unsent;
-  bool said_goodbye = false;
-  bool ending = false;  // Closed once everything is sent.
-  bool broken = false;
-};
+using Connection = StoreConnection;
 
 // A request that is answered later.
 struct Waiting {
@@ -58,10 +48,11 @@ struct Waiting {
 
 std::string Response(int64_t id, const absl::Status& status,
                      const std::string& value = "") {
+  const std::string error(status.message());
   return Writer(MessageType::kResponse)
       .I64(id)
       .I64(static_cast<int64_t>(status.code()))
-      .Text(status.ok() ? value : std::string(status.message()))
+      .Text(status.ok() ? value : error)
       .Message();
 }
 
@@ -104,30 +95,38 @@ class StoreServer::Impl {
 
   void Run() {
     while (!stop_) {
-      std::vector<pollfd> polls = {{wake_.get(), POLLIN, 0},
-                                   {listener_.get(), POLLIN, 0}};
-      std::vector<Connection*> polled;
-      for (Connection& connection : connections_) {
-        const short out = connection.unsent.empty() ? 0 : POLLOUT;
-        polls.push_back(
-            {connection.fd.get(), static_cast<short>(POLLIN | out), 0});
-        polled.push_back(&connection);
-      }
-      if (poll(polls.data(), polls.size(), PollMilliseconds()) < 0 &&
-          errno != EINTR) {
-        spdlog::error("store: poll: {}", store_wire::ErrnoText());
-        return;
-      }
-      for (size_t i = 0; i < polled.size(); ++i) {
-        if (polls[i + 2].revents != 0) Receive(*polled[i]);
-      }
-      if (polls[1].revents != 0) Accept();
-      AnswerWaiting();
-      for (Connection& connection : connections_) Send(connection);
-      DropEnded();
+      if (!Turn()) return;
     }
     Broadcast(Writer(MessageType::kServerCloses).Message(), -1);
-    for (Connection& connection : connections_) Send(connection);
+    for (Connection& connection : connections_) connection.Send();
+  }
+
+  // Waits for something to happen, and answers. Whether it can go on.
+  bool Turn() {
+    std::vector<pollfd> polls = {{wake_.get(), POLLIN, 0},
+                                 {listener_.get(), POLLIN, 0}};
+    std::vector<Connection*> polled;
+    for (Connection& connection : connections_) {
+      polls.push_back({connection.fd.get(), POLLIN, 0});
+      if (connection.has_unsent()) polls.back().events |= POLLOUT;
+      polled.push_back(&connection);
+    }
+    if (poll(polls.data(), polls.size(), PollMilliseconds()) < 0 &&
+        errno != EINTR) {
+      spdlog::error("store: poll: {}", store_wire::ErrnoText());
+      return false;
+    }
+    for (size_t i = 0; i < polled.size(); ++i) {
+      if (polls[i + 2].revents == 0) continue;
+      polled[i]->Receive([this, connection = polled[i]](std::string_view body) {
+        Handle(*connection, body);
+      });
+    }
+    if (polls[1].revents != 0) Accept();
+    AnswerWaiting();
+    for (Connection& connection : connections_) connection.Send();
+    DropEnded();
+    return true;
   }
 
   int PollMilliseconds() const {
@@ -158,40 +157,6 @@ class StoreServer::Impl {
     connection.connected_at = absl::Now();
   }
 
-  void Receive(Connection& connection) {
-    char bytes[64 << 10];
-    while (!connection.broken) {
-      const ssize_t n =
-          recv(connection.fd.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
-      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) {
-        connection.broken = true;
-        break;
-      }
-      if (connection.ending) continue;  // Turned away: read and forget.
-      connection.received.append(bytes, static_cast<size_t>(n));
-      HandleMessages(connection);
-    }
-  }
-
-  void HandleMessages(Connection& connection) {
-    std::string_view rest = connection.received;
-    while (rest.size() >= 4 && !connection.ending && !connection.broken) {
-      const uint32_t length = store_wire::MessageLength(rest);
-      const uint32_t limit = connection.rank < 0 ? store_wire::kMaxHelloBytes
-                                                 : store_wire::kMaxMessageBytes;
-      if (length > limit) {
-        connection.broken = true;
-        return;
-      }
-      if (rest.size() < 4 + size_t{length}) break;
-      Handle(connection, rest.substr(4, length));
-      rest.remove_prefix(4 + length);
-    }
-    connection.received = std::string(rest);
-  }
-
   void Handle(Connection& connection, std::string_view body) {
     Reader reader(body);
     const MessageType type = reader.Type();
@@ -219,25 +184,25 @@ class StoreServer::Impl {
       case MessageType::kSet: {
         const std::string key = reader.Text();
         values_[key] = reader.Text();
-        Queue(connection, Response(id, absl::OkStatus()));
+        connection.Queue(Response(id, absl::OkStatus()));
         return true;
       }
       case MessageType::kAdd: {
         int64_t& count = counts_[reader.Text()];
         count += reader.I64();
-        Queue(connection, Response(id, absl::OkStatus(), absl::StrCat(count)));
+        connection.Queue(Response(id, absl::OkStatus(), absl::StrCat(count)));
         return true;
       }
       case MessageType::kDelete: {
         const std::string key = reader.Text();
         const size_t erased = values_.erase(key) + counts_.erase(key);
-        Queue(connection,
-              Response(id, absl::OkStatus(), erased > 0 ? "1" : "0"));
+        connection.Queue(
+            Response(id, absl::OkStatus(), erased > 0 ? "1" : "0"));
         return true;
       }
       case MessageType::kCheck: {
         const bool there = HaveAll(ReadKeys(reader));
-        Queue(connection, Response(id, absl::OkStatus(), there ? "1" : "0"));
+        connection.Queue(Response(id, absl::OkStatus(), there ? "1" : "0"));
         return true;
       }
       case MessageType::kGet:
@@ -274,7 +239,7 @@ class StoreServer::Impl {
       return;
     }
     const absl::Status status = CheckHello(rank, world_size, job, peer);
-    Queue(connection, Response(id, status));
+    connection.Queue(Response(id, status));
     if (!status.ok()) {
       connection.ending = true;
       return;
@@ -282,7 +247,7 @@ class StoreServer::Impl {
     connection.rank = static_cast<int>(rank);
     connection.peer = peer;
     states_[rank] = RankState::kConnected;
-    for (const std::string& notice : notices_) Queue(connection, notice);
+    for (const std::string& notice : notices_) connection.Queue(notice);
   }
 
   absl::Status CheckHello(int64_t rank, int64_t world_size,
@@ -397,20 +362,15 @@ class StoreServer::Impl {
       } else {
         answer = Answer(*it);
       }
-      if (answer.has_value()) Queue(*it->connection, *answer);
+      if (answer.has_value()) it->connection->Queue(*answer);
       it = !valid || answer.has_value() ? waiting_.erase(it) : std::next(it);
     }
-  }
-
-  void Queue(Connection& connection, const std::string& message) {
-    connection.unsent += message;
-    if (connection.unsent.size() > kMaxUnsentBytes) connection.broken = true;
   }
 
   void Broadcast(const std::string& message, int except_rank) {
     for (Connection& connection : connections_) {
       if (connection.rank >= 0 && connection.rank != except_rank) {
-        Queue(connection, message);
+        connection.Queue(message);
       }
     }
   }
@@ -421,25 +381,11 @@ class StoreServer::Impl {
     Broadcast(notice, except_rank);
   }
 
-  static void Send(Connection& connection) {
-    while (!connection.unsent.empty() && !connection.broken) {
-      const ssize_t n =
-          send(connection.fd.get(), connection.unsent.data(),
-               connection.unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n > 0) {
-        connection.unsent.erase(0, static_cast<size_t>(n));
-      } else if (errno != EINTR) {
-        if (errno != EAGAIN && errno != EWOULDBLOCK) connection.broken = true;
-        return;
-      }
-    }
-  }
-
   bool HasEnded(const Connection& connection) const {
     const bool silent = connection.rank < 0 &&
                         absl::Now() >= connection.connected_at + kHelloTime;
     return connection.broken || silent ||
-           (connection.ending && connection.unsent.empty());
+           (connection.ending && !connection.has_unsent());
   }
 
   void DropEnded() {

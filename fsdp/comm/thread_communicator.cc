@@ -67,13 +67,14 @@ class ThreadGroup {
 // Threads see each other's memory as it is.
 class ThreadPeerMemory final : public PeerMemory {
  public:
-  explicit ThreadPeerMemory(std::shared_ptr<ThreadGroup> group)
-      : group_(std::move(group)) {}
+  explicit ThreadPeerMemory(const std::shared_ptr<ThreadGroup>& group)
+      : group_(group) {}
 
   PartRef Export(const void* data, int64_t) const override {
     return PartRef{0, 0, reinterpret_cast<uint64_t>(data)};
   }
   const void* Import(int, const PartRef& ref) const override {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): it was a pointer in Export.
     return reinterpret_cast<const void*>(ref.offset);
   }
   void* Staging(int rank) const override { return group_->Staging(rank); }
@@ -85,7 +86,7 @@ class ThreadPeerMemory final : public PeerMemory {
 
 class ThreadCommunicator final : public LocalCommunicator {
  public:
-  ThreadCommunicator(CommunicatorGroup group, const WaitOptions& wait,
+  ThreadCommunicator(const CommunicatorGroup& group, const WaitOptions& wait,
                      const std::shared_ptr<ThreadGroup>& shared)
       : LocalCommunicator(
             group, wait,
@@ -133,6 +134,7 @@ std::vector<std::shared_ptr<Communicator>> MakeThreadCommunicators(
   TESSERA_CHECK(world_size > 0);
   const auto shared = std::make_shared<ThreadGroup>(world_size);
   std::vector<std::shared_ptr<Communicator>> communicators;
+  communicators.reserve(world_size);
   for (int r = 0; r < world_size; ++r) {
     communicators.push_back(std::make_shared<ThreadCommunicator>(
         CommunicatorGroup::World(r, world_size), wait, shared));
