@@ -282,9 +282,9 @@ class SleepNode final : public Node {
   }
 };
 
-// Where shards lie in place, a rank's optimizer writes what others read.
-// Ranks as processes: only they have such memory.
-class InPlaceTest : public testing::Test {
+// Only ranks that are processes have memory in common. Where shards lie in
+// place there, a rank's optimizer writes what others read.
+class ProcessesTest : public testing::Test {
  protected:
   // `use` reads the weight of a unit late on rank 1, rank 0 then writes its
   // rows.
@@ -318,7 +318,7 @@ class InPlaceTest : public testing::Test {
 
 // x's gradient, by a use of the weight that asks for no gradient of it: so its
 // reduction does not wait for this use.
-TEST_F(InPlaceTest, OptimizerWaitsForTheBackwardOfAllRanks) {
+TEST_F(ProcessesTest, OptimizerWaitsForTheBackwardOfAllRanks) {
   Run([](CaseModule& layer, int rank) {
     const Variable weight = layer.NamedParameters()[0].variable;
     bool detached = true;
@@ -339,7 +339,7 @@ TEST_F(InPlaceTest, OptimizerWaitsForTheBackwardOfAllRanks) {
   });
 }
 
-TEST_F(InPlaceTest, OptimizerWaitsForTheInferenceOfAllRanks) {
+TEST_F(ProcessesTest, OptimizerWaitsForTheInferenceOfAllRanks) {
   Run([](CaseModule& layer, int rank) {
     const Variable x(ops::Ones({1, kWidth}));
     Tensor result;
@@ -354,8 +354,38 @@ TEST_F(InPlaceTest, OptimizerWaitsForTheInferenceOfAllRanks) {
   });
 }
 
+// The gathered buffers go with the sharded module, as mappings that the system
+// takes back.
+TEST_F(ProcessesTest, BuffersLiveUntilQueuedWorkEnds) {
+  RunRankProcesses(RankKind::kSharedMemory, 2,
+                   [&](const std::shared_ptr<Communicator>& world) {
+                     SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
+                     auto layer = MakeLinear(kWidth, kWidth, false);
+                     FillParameters(*layer);
+                     const Variable x(ops::Ones({1, kWidth}));
+                     const std::vector<double> expected =
+                         (*layer)(x).data().ToDoubles();
+                     layer->body = [body = layer->body](const Variable& input) {
+                       SleepOnCompute(absl::Milliseconds(30));
+                       return body(input);
+                     };
+                     FullyShardOptions options;
+                     options.shards_in_place = false;
+                     auto mesh = OrThrow(DeviceMesh::Create(world));
+                     auto sharded = OrThrow(FullyShard(*layer, mesh, options));
+                     Tensor result;
+                     {
+                       NoGrad no_grad;
+                       result = (*layer)(x).data();
+                     }
+                     sharded.reset();
+                     EXPECT_EQ(result.ToDoubles(), expected);
+                     SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
+                   });
+}
+
 // The checker inside of each process.
-TEST_F(InPlaceTest, EventsOrderAllAccesses) {
+TEST_F(ProcessesTest, EventsOrderAllAccesses) {
   for (const size_t index : {0, 1, 5, 6}) {
     const Case c = Cases()[index];
     RunRankProcesses(RankKind::kSharedMemory, 2,
