@@ -69,20 +69,29 @@ class Tree {
 
   void RunBlock(int64_t begin, int64_t length) {
     const int num_ranks = static_cast<int>(args_.inputs.size());
+    Out* output = static_cast<Out*>(args_.output) + begin;
+    if (num_ranks == 1)
+      return Finish<T, 1>(Input(0, begin), nullptr, length, output);
+    if (num_ranks == 2) {
+      return Finish<T, 2>(Input(0, begin), Input(1, begin), length, output);
+    }
+    // The last sum of the tree is left to Finish.
     int depth = 0;
     int rank = 0;
     for (; rank + 1 < num_ranks; rank += 2) {
       Pair(Input(rank, begin), Input(rank + 1, begin), length, stack_[depth]);
       ++depth;
+      const bool last = rank + 2 == num_ranks;
       for (int k = rank + 2; (k >>= 1, k % 2 == 0); --depth) {
+        if (last && depth == 2) break;
         Fold(stack_[depth - 2], stack_[depth - 1], length);
       }
     }
     if (rank < num_ranks) Load(Input(rank, begin), length, stack_[depth++]);
-    for (; depth > 1; --depth) {
+    for (; depth > 2; --depth) {
       Fold(stack_[depth - 2], stack_[depth - 1], length);
     }
-    Store(stack_[0], length, static_cast<Out*>(args_.output) + begin);
+    Finish<A, 2>(stack_[0], stack_[1], length, output);
   }
 
   static void Load(const T* x, int64_t length, A* y) {
@@ -96,21 +105,36 @@ class Tree {
   static void Fold(A* __restrict a, const A* __restrict b, int64_t length) {
     for (int64_t i = 0; i < length; ++i) a[i] = Op<A>::Apply(a[i], b[i]);
   }
-  void Divide(A* x, int64_t length) const {
-    if constexpr (std::is_floating_point_v<A>) {
-      const A divisor = static_cast<A>(args_.reduction.divisor);
-      if (divisor == A{1}) return;
-      for (int64_t i = 0; i < length; ++i) x[i] /= divisor;
+
+  // The sum of a and b (or a alone), divided, added to y or put there.
+  template <typename X, int kInputs>
+  void Finish(const X* a, const X* b, int64_t length, Out* y) const {
+    const bool divide =
+        std::is_floating_point_v<A> && args_.reduction.divisor != 1;
+    if (divide) {
+      args_.accumulate ? Finish<X, kInputs, true, true>(a, b, length, y)
+                       : Finish<X, kInputs, true, false>(a, b, length, y);
+    } else {
+      args_.accumulate ? Finish<X, kInputs, false, true>(a, b, length, y)
+                       : Finish<X, kInputs, false, false>(a, b, length, y);
     }
   }
-  void Store(A* __restrict x, int64_t length, Out* __restrict y) const {
-    Divide(x, length);
-    if (args_.accumulate) {
-      for (int64_t i = 0; i < length; ++i) {
-        y[i] = static_cast<Out>(Op<A>::Apply(static_cast<A>(y[i]), x[i]));
+
+  // y may be a or b: an element depends on its own place only.
+  template <typename X, int kInputs, bool kDivide, bool kAccumulate>
+  void Finish(const X* a, const X* b, int64_t length, Out* y) const {
+    [[maybe_unused]] const A divisor = static_cast<A>(args_.reduction.divisor);
+#pragma omp simd
+    for (int64_t i = 0; i < length; ++i) {
+      A value = static_cast<A>(a[i]);
+      if constexpr (kInputs == 2) {
+        value = Op<A>::Apply(value, static_cast<A>(b[i]));
       }
-    } else {
-      for (int64_t i = 0; i < length; ++i) y[i] = static_cast<Out>(x[i]);
+      if constexpr (kDivide) value = static_cast<A>(value / divisor);
+      if constexpr (kAccumulate) {
+        value = Op<A>::Apply(static_cast<A>(y[i]), value);
+      }
+      y[i] = static_cast<Out>(value);
     }
   }
 
