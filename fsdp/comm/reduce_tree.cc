@@ -70,8 +70,9 @@ class Tree {
   void RunBlock(int64_t begin, int64_t length) {
     const int num_ranks = static_cast<int>(args_.inputs.size());
     Out* output = static_cast<Out*>(args_.output) + begin;
-    if (num_ranks == 1)
+    if (num_ranks == 1) {
       return Finish<T, 1>(Input(0, begin), nullptr, length, output);
+    }
     if (num_ranks == 2) {
       return Finish<T, 2>(Input(0, begin), Input(1, begin), length, output);
     }
