@@ -268,6 +268,23 @@ absl::Status Optimizer::LoadEntry(
   return absl::OkStatus();
 }
 
+namespace {
+
+// Of a parameter that has been updated: its step, and tensors of all `names`.
+absl::Status CheckStates(const std::string& parameter,
+                         const ParameterState& state,
+                         const std::vector<std::string>& names) {
+  if (state.step == 0 && state.tensors.empty()) return absl::OkStatus();
+  if (state.step == 0) return Invalid(parameter, "has no saved step");
+  for (const std::string& name : names) {
+    if (state.tensors.contains(name)) continue;
+    return Invalid(parameter, absl::StrCat("has no saved ", name));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status Optimizer::CheckComplete(
     const std::map<std::string, ParameterState>& loaded) const {
   for (const auto& [name, slot] : slots_) {
@@ -276,14 +293,10 @@ absl::Status Optimizer::CheckComplete(
       if (!slot.variable.requires_grad()) continue;
       return Invalid(name, "requires a gradient and has no saved state");
     }
-    if (found->second.step == 0 && found->second.tensors.empty()) continue;
-    if (found->second.step == 0) return Invalid(name, "has no saved step");
-    if (!KeepsStates(groups_[slot.group].options)) continue;
-    for (const std::string& state : StateNames()) {
-      if (!found->second.tensors.contains(state)) {
-        return Invalid(name, absl::StrCat("has no saved ", state));
-      }
-    }
+    const bool keeps = KeepsStates(groups_[slot.group].options);
+    RETURN_IF_ERROR(
+        CheckStates(name, found->second,
+                    keeps ? StateNames() : std::vector<std::string>()));
   }
   return absl::OkStatus();
 }
