@@ -77,6 +77,7 @@ class StepLaunch {
  private:
   static std::vector<const Tensor*> Pointers(const std::vector<Tensor>& list) {
     std::vector<const Tensor*> pointers;
+    pointers.reserve(list.size());
     for (const Tensor& tensor : list) pointers.push_back(&tensor);
     return pointers;
   }
