@@ -14,10 +14,9 @@
 #include "fsdp/fully_shard.h"
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
-#include "runtime/nn/gpt2.h"
-#include "runtime/nn/llama.h"
 #include "runtime/ops/elementwise.h"
 #include "runtime/optim/adamw.h"
+#include "tests/testing/small_transformers.h"
 
 namespace tessera {
 namespace {
@@ -25,27 +24,12 @@ namespace {
 constexpr int kNumSteps = 10;
 constexpr int64_t kGlobalRows = 7;  // No multiple of the ranks.
 constexpr int64_t kSequence = 12;
-constexpr int64_t kVocabulary = 67;
 
 std::shared_ptr<CausalLM> MakeModel(const std::string& name) {
   if (name == "gpt2") {
-    GPT2Config config;
-    config.vocab_size = kVocabulary;
-    config.n_positions = 16;
-    config.n_embd = 24;
-    config.n_layer = 3;
-    config.n_head = 3;
-    return std::make_shared<GPT2LMHeadModel>(config);
+    return std::make_shared<GPT2LMHeadModel>(SmallGpt2());
   }
-  LlamaConfig config;
-  config.vocab_size = kVocabulary;
-  config.hidden_size = 24;
-  config.intermediate_size = 40;
-  config.num_hidden_layers = 3;
-  config.num_attention_heads = 3;
-  config.num_key_value_heads = 1;
-  config.max_position_embeddings = 16;
-  return std::make_shared<LlamaForCausalLM>(config);
+  return std::make_shared<LlamaForCausalLM>(SmallLlama());
 }
 
 FullyShardOptions OptionsOf(const EqualityCase& test) {
@@ -82,7 +66,8 @@ Batch BatchOf(int step, int rank, int world_size) {
   int64_t rows = 0;
   for (int64_t row = rank; row < kGlobalRows; row += world_size, ++rows) {
     for (int64_t t = 0; t < kSequence; ++t) {
-      const int64_t id = (step * 31 + row * 17 + t * t * 5 + t) % kVocabulary;
+      const int64_t id =
+          (step * 31 + row * 17 + t * t * 5 + t) % kSmallVocabulary;
       ids.push_back(id);
       labels.push_back((row + t + step) % 5 == 0 ? -100 : id);
     }

@@ -11,11 +11,11 @@
 #include "runtime/autograd/grad_mode.h"
 #include "runtime/device/allocator.h"
 #include "runtime/device/stream.h"
-#include "runtime/nn/llama.h"
 #include "runtime/ops/elementwise.h"
 #include "tests/distributed/memory_formula.h"
 #include "tests/distributed/memory_run.h"
 #include "tests/testing/run_ranks.h"
+#include "tests/testing/small_transformers.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tessera {
@@ -118,15 +118,7 @@ constexpr int64_t kTableRows = 640;
 MemoryModel LargeTables() {
   MemoryModel model = TinyLlama();
   model.make = [] {
-    LlamaConfig config;
-    config.vocab_size = kTableRows;
-    config.hidden_size = 24;
-    config.intermediate_size = 40;
-    config.num_hidden_layers = 3;
-    config.num_attention_heads = 3;
-    config.num_key_value_heads = 1;
-    config.max_position_embeddings = 16;
-    return std::make_shared<LlamaForCausalLM>(config);
+    return std::make_shared<LlamaForCausalLM>(SmallLlama(kTableRows));
   };
   for (const int table : {0, 4}) {
     model.shapes.units[table].parameters = {{kTableRows, 24}};

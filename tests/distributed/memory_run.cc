@@ -6,21 +6,19 @@
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
 #include "runtime/functions/elementwise.h"
-#include "runtime/nn/gpt2.h"
-#include "runtime/nn/llama.h"
 #include "tests/distributed/case_models.h"
+#include "tests/testing/small_transformers.h"
 
 namespace tessera {
 namespace {
 
-constexpr int64_t kVocabulary = 67;
 constexpr int64_t kRows = 2;
 constexpr int64_t kSequence = 12;
 
 Variable LanguageLoss(Module& module, int rank, int step) {
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < kRows * kSequence; ++i) {
-    ids.push_back((step * 31 + rank * 17 + i * i * 5 + i) % kVocabulary);
+    ids.push_back((step * 31 + rank * 17 + i * i * 5 + i) % kSmallVocabulary);
   }
   const Tensor batch = Tensor::FromVector(ids, {kRows, kSequence});
   return static_cast<CausalLM&>(module).Loss(batch, batch);
@@ -136,15 +134,7 @@ std::vector<MemoryCase> Strategies(int world_size) {
 MemoryModel TinyGpt2() {
   MemoryModel model;
   model.name = "GPT-2";
-  model.make = [] {
-    GPT2Config config;
-    config.vocab_size = kVocabulary;
-    config.n_positions = 16;
-    config.n_embd = 24;
-    config.n_layer = 3;
-    config.n_head = 3;
-    return std::make_shared<GPT2LMHeadModel>(config);
-  };
+  model.make = [] { return std::make_shared<GPT2LMHeadModel>(SmallGpt2()); };
   model.loss = LanguageLoss;
   const UnitShapes block = {{{24},
                              {24},
@@ -160,32 +150,23 @@ MemoryModel TinyGpt2() {
                              {24}}};
   // The table is tied: it is used first and last.
   model.shapes.units = {
-      {{{kVocabulary, 24}}}, {{{16, 24}}}, block, block, block};
+      {{{kSmallVocabulary, 24}}}, {{{16, 24}}}, block, block, block};
   model.shapes.forward = {0, 1, 2, 3, 4, 0};
   model.shapes.root = {{{24}, {24}}};
   model.shapes.root_at = 5;
   // Of a block of width C: two norms, two sums, queries, keys and values, what
   // attention gives, two projections, and 4 C twice, 18 C; for backward the
   // widest gradients, 10 C; the ends 6 C, logits and their gradient.
-  model.activation_bound = kRows * kSequence * 4 *
-                           (3 * 19 * 24 + 10 * 24 + 6 * 24 + 2 * kVocabulary);
+  model.activation_bound =
+      kRows * kSequence * 4 *
+      (3 * 19 * 24 + 10 * 24 + 6 * 24 + 2 * kSmallVocabulary);
   return model;
 }
 
 MemoryModel TinyLlama() {
   MemoryModel model;
   model.name = "Llama";
-  model.make = [] {
-    LlamaConfig config;
-    config.vocab_size = kVocabulary;
-    config.hidden_size = 24;
-    config.intermediate_size = 40;
-    config.num_hidden_layers = 3;
-    config.num_attention_heads = 3;
-    config.num_key_value_heads = 1;
-    config.max_position_embeddings = 16;
-    return std::make_shared<LlamaForCausalLM>(config);
-  };
+  model.make = [] { return std::make_shared<LlamaForCausalLM>(SmallLlama()); };
   model.loss = LanguageLoss;
   const UnitShapes layer = {{{24, 24},
                              {8, 24},
@@ -196,7 +177,7 @@ MemoryModel TinyLlama() {
                              {24, 40},
                              {24},
                              {24}}};
-  const UnitShapes table = {{{kVocabulary, 24}}};
+  const UnitShapes table = {{{kSmallVocabulary, 24}}};
   model.shapes.units = {table, layer, layer, layer, table};
   model.shapes.forward = {0, 1, 2, 3, 4};
   model.shapes.root = {{{24}}};
@@ -205,7 +186,7 @@ MemoryModel TinyLlama() {
   // after rotation (64), four of width 40; then as above.
   model.activation_bound = kRows * kSequence * 4 *
                            (3 * (8 * 24 + 64 + 4 * 40) + 4 * 40 + 10 * 24 +
-                            6 * 24 + 2 * kVocabulary);
+                            6 * 24 + 2 * kSmallVocabulary);
   return model;
 }
 
