@@ -1,5 +1,7 @@
 // One suite for all communicators that move bytes: the same values and bits
 // from each.
+#include "tests/testing/communicator_conformance.h"
+
 #include <cstring>
 #include <random>
 #include <string>
@@ -9,7 +11,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "fsdp/comm/communicator.h"
-#include "fsdp/comm/conformance.h"
 #include "gtest/gtest.h"
 #include "kernels/dtype.h"
 #include "kernels/status.h"

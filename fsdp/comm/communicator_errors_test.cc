@@ -8,12 +8,12 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "fsdp/comm/communicator.h"
-#include "fsdp/comm/conformance.h"
 #include "gtest/gtest.h"
 #include "kernels/dtype.h"
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
 #include "runtime/tensor/tensor.h"
+#include "tests/testing/communicator_conformance.h"
 #include "tests/testing/run_ranks.h"
 #include "tests/testing/status_matchers.h"
 
