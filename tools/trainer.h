@@ -48,6 +48,7 @@ class Trainer {
 
   // Step `step` (from 0 on). `num_counted` is how many tokens the micro-batches
   // of all ranks predict together. `stop` of any rank is every rank's.
+  // Gradients are clipped by the optimizer: those that stay are not.
   StepResult Step(int64_t step, std::span<const MicroBatch> micro_batches,
                   int64_t num_counted, bool stop = false);
 
@@ -59,6 +60,7 @@ class Trainer {
 
  private:
   double RunMicroBatch(const MicroBatch& batch, double divisor);
+  void ClipInStep(double norm);
   std::vector<double> SumOverRanks(const std::vector<double>& values);
 
   FullyShardedModule& sharded_;

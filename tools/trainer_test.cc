@@ -1,0 +1,129 @@
+// One step of the trainer is the step that is written out by hand.
+#include "tools/trainer.h"
+
+#include <string>
+#include <vector>
+
+#include "runtime/nn/gpt2.h"
+#include "runtime/optim/adamw.h"
+#include "tests/testing/run_ranks.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kVocabulary = 31;
+constexpr int64_t kBatch = 3;
+constexpr int64_t kLength = 9;
+constexpr int64_t kNumSteps = 4;
+constexpr double kLearningRate = 1e-2;
+
+// A sharded model and its optimizer.
+struct Subject {
+  explicit Subject(const std::shared_ptr<Communicator>& world)
+      : model({.vocab_size = kVocabulary,
+               .n_positions = 16,
+               .n_embd = 16,
+               .n_layer = 2,
+               .n_head = 2}) {
+    InitializeParameters(model, 3);
+    sharded = OrThrow(FullyShard(model, OrThrow(DeviceMesh::Create(world))));
+    ParameterGroup group;
+    for (const ShardedParameter& p : sharded->Parameters()) {
+      group.parameters.push_back({p.name, p.variable});
+    }
+    optimizer = std::make_unique<AdamW>(std::vector{group});
+  }
+
+  std::vector<double> Values(bool gradients) const {
+    std::vector<double> all;
+    for (const ShardedParameter& p : sharded->Parameters()) {
+      const Tensor& x = gradients ? p.variable.grad() : p.variable.data();
+      const std::vector<double> values = x.ToDoubles();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+
+  GPT2LMHeadModel model;
+  std::unique_ptr<FullyShardedModule> sharded;
+  std::unique_ptr<AdamW> optimizer;
+};
+
+Tensor Ids(int rank, int64_t step) {
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < kBatch * kLength; ++i) {
+    ids.push_back((7 * i * i + 11 * step + 5 * rank) % kVocabulary);
+  }
+  return Tensor::FromVector(ids, {kBatch, kLength});
+}
+
+int64_t NumCounted(int num_ranks) { return num_ranks * kBatch * (kLength - 1); }
+
+// What ClipGradNorm gives, in a pass of its own, is what the optimizer's pass
+// gives, bit for bit, whether or not gradients are clipped.
+void ExpectClippedAsByHand(const std::shared_ptr<Communicator>& world,
+                           double clip) {
+  SCOPED_TRACE(clip);
+  Subject trained(world), by_hand(world);
+  Trainer trainer(
+      *trained.sharded, trained.model, *trained.optimizer,
+      {.learning_rate = [](int64_t) { return kLearningRate; }, .clip = clip});
+  by_hand.optimizer->set_lr(kLearningRate);
+  for (int64_t step = 0; step < kNumSteps; ++step) {
+    const Tensor ids = Ids(world->rank(), step);
+    const MicroBatch batch = {ids, world->rank(), world->world_size()};
+    const int64_t num_counted = NumCounted(world->world_size());
+    const StepResult result = trainer.Step(step, {&batch, 1}, num_counted);
+
+    by_hand.sharded->ZeroGrad();
+    const double divisor =
+        static_cast<double>(num_counted) / world->world_size();
+    by_hand.model.Loss(ids, ids, {.divisor = divisor}).Backward();
+    const std::vector<double> gradients = by_hand.Values(/*gradients=*/true);
+    const double norm = clip > 0 ? by_hand.sharded->ClipGradNorm(clip)
+                                 : by_hand.sharded->GradNorm();
+    by_hand.optimizer->Step();
+
+    EXPECT_EQ(result.grad_norm, norm);
+    EXPECT_EQ(trained.Values(/*gradients=*/false),
+              by_hand.Values(/*gradients=*/false));
+    // No pass over them has clipped them.
+    EXPECT_EQ(trained.Values(/*gradients=*/true), gradients);
+    const bool clips = clip > 0 && clip < norm;
+    EXPECT_EQ(by_hand.Values(/*gradients=*/true) != gradients, clips);
+  }
+}
+
+TEST(TrainerTest, ClipsInTheOptimizersPass) {
+  for (int num_ranks : {1, 2, 3}) {
+    RunRanks(num_ranks, [](const std::shared_ptr<Communicator>& world) {
+      for (double clip : {0.0, 0.3, 1e6}) ExpectClippedAsByHand(world, clip);
+    });
+  }
+}
+
+// A clipped step leaves nothing to the next one, which is not clipped.
+TEST(TrainerTest, ACoefficientIsForOneStep) {
+  RunRanks(1, [](const std::shared_ptr<Communicator>& world) {
+    Subject a(world), b(world);
+    const auto rate = [](int64_t) { return kLearningRate; };
+    Trainer clips(*a.sharded, a.model, *a.optimizer, {rate, 0.3});
+    Trainer never(*a.sharded, a.model, *a.optimizer, {rate, 0});
+    Trainer hand(*b.sharded, b.model, *b.optimizer, {rate, 0});
+    const Tensor ids = Ids(0, 0);
+    const MicroBatch batch = {ids, 0, 1};
+    clips.Step(0, {&batch, 1}, NumCounted(1));
+    never.Step(1, {&batch, 1}, NumCounted(1));
+
+    b.model.Loss(ids, ids, {.divisor = 1.0 * NumCounted(1)}).Backward();
+    b.sharded->ClipGradNorm(0.3);
+    b.optimizer->set_lr(kLearningRate);
+    b.optimizer->Step();
+    hand.Step(1, {&batch, 1}, NumCounted(1));
+    EXPECT_EQ(a.Values(/*gradients=*/false), b.Values(/*gradients=*/false));
+  });
+}
+
+}  // namespace
+}  // namespace tessera
