@@ -3,9 +3,10 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
-#include <mutex>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -14,14 +15,17 @@
 #include "fsdp/fully_shard.h"
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
+#include "runtime/nn/initializer.h"
 #include "runtime/ops/elementwise.h"
 #include "runtime/optim/adamw.h"
+#include "runtime/optim/sgd.h"
 #include "tests/testing/small_transformers.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kNumSteps = 10;
+constexpr uint64_t kSeed = 11;
+constexpr double kMaxNorm = 0.5;
 constexpr int64_t kGlobalRows = 7;  // No multiple of the ranks.
 constexpr int64_t kSequence = 12;
 
@@ -34,7 +38,7 @@ std::shared_ptr<CausalLM> MakeModel(const std::string& name) {
 
 FullyShardOptions OptionsOf(const EqualityCase& test) {
   FullyShardOptions options;
-  options.seed = 11;
+  options.seed = kSeed;
   const std::vector<std::string> words = absl::StrSplit(test.strategy, ' ');
   options.fsdp_version = words[0] == "v1" ? 1 : 2;
   if (words[0] == "v1") {
@@ -80,17 +84,28 @@ int64_t CountedTokens(int step) {
   return CausalLM::NumCountedTokens(BatchOf(step, 0, 1).labels);
 }
 
-std::string HashOf(const Tensor& tensor) {
-  const Tensor whole = ops::Contiguous(tensor);
-  ComputeStream(whole.device()).Synchronize();
-  const XXH64_hash_t hash = whole.num_elements() == 0
-                                ? 0
-                                : XXH3_64bits(whole.data(), whole.num_bytes());
-  return absl::StrFormat("%016x", hash);
+std::unique_ptr<Optimizer> MakeOptimizer(
+    const std::vector<OptimizerParameter>& parameters, bool sgd) {
+  OptimizerOptions options;
+  options.lr = sgd ? 0.1 : kEqualityLearningRate;
+  options.weight_decay = sgd ? 0.0 : 0.1;
+  const std::vector<ParameterGroup> groups = {{parameters, options}};
+  if (sgd) return std::make_unique<Sgd>(groups);
+  return std::make_unique<AdamW>(groups);
 }
 
-std::vector<std::string> TrainRank(const EqualityCase& test,
-                                   const std::shared_ptr<Communicator>& world) {
+// The mean over ranks, the same on each.
+double MeanOverRanks(double value, Communicator& world) {
+  double sum = 0;
+  for (const std::string& part :
+       OrThrow(world.AllGatherBytes(absl::StrFormat("%.17g", value), "loss"))) {
+    sum += std::stod(part);
+  }
+  return sum / world.world_size();
+}
+
+EqualityResult TrainRank(const EqualityCase& test,
+                         const std::shared_ptr<Communicator>& world) {
   SetComputeStreamMode(CurrentDevice(), test.compute);
   std::shared_ptr<CausalLM> model;
   {
@@ -103,12 +118,9 @@ std::vector<std::string> TrainRank(const EqualityCase& test,
   for (const ShardedParameter& p : sharded->Parameters()) {
     parameters.push_back({p.name, p.variable});
   }
-  OptimizerOptions adamw;
-  adamw.lr = 1e-3;
-  adamw.weight_decay = 0.1;
-  AdamW optimizer({{parameters, adamw}});
-  std::vector<std::string> lines;
-  for (int step = 0; step < kNumSteps; ++step) {
+  const auto optimizer = MakeOptimizer(parameters, test.sgd);
+  EqualityResult result;
+  for (int step = 0; step < kEqualitySteps; ++step) {
     const Batch batch = BatchOf(step, world->rank(), world->world_size());
     LossOptions loss_options;
     loss_options.divisor =
@@ -120,32 +132,49 @@ std::vector<std::string> TrainRank(const EqualityCase& test,
       sharded->ForEachFullTensor(
           [](const ShardedParameter& p) { return p.variable.grad(); },
           [&](const std::string& name, const Tensor& grad) {
-            lines.push_back(
-                absl::StrCat("gradient ", name, ": ", HashOf(grad)));
+            result.gradients[name] = grad.ToDoubles();
           });
     }
-    const double norm = sharded->ClipGradNorm(0.5);
-    lines.push_back(absl::StrFormat("step %d norm: %a", step, norm));
-    optimizer.Step();
+    result.norms.push_back(sharded->ClipGradNorm(kMaxNorm));
+    optimizer->Step();
+    result.losses.push_back(MeanOverRanks(loss.data().Item(), *world));
   }
   sharded->ForEachFullParameter(
       [&](const std::string& name, const Tensor& whole) {
-        lines.push_back(absl::StrCat("parameter ", name, ": ", HashOf(whole)));
+        result.parameters[name] = whole.ToDoubles();
       });
   sharded.reset();
   SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
+  return result;
+}
+
+std::vector<std::string> LinesOf(const EqualityResult& result) {
+  std::vector<std::string> lines;
+  const auto add = [&lines](const char* kind, const NamedValues& values) {
+    for (const auto& [name, v] : values) {
+      lines.push_back(
+          absl::StrFormat("%s %s: %016x", kind, name,
+                          XXH3_64bits(v.data(), v.size() * sizeof(double))));
+    }
+  };
+  add("gradient", result.gradients);
+  for (size_t i = 0; i < result.losses.size(); ++i) {
+    lines.push_back(absl::StrFormat("step %d loss: %a", i, result.losses[i]));
+    lines.push_back(absl::StrFormat("step %d norm: %a", i, result.norms[i]));
+  }
+  add("parameter", result.parameters);
   return lines;
 }
 
 }  // namespace
 
 std::string EqualityCase::ToString() const {
-  return absl::StrCat(model, ", ", strategy, ", ", world_size, " ranks",
-                      mesh.has_replicate_axis ? " as " + mesh.ToString() : "",
-                      ", ", RankKindName(ranks),
-                      prefetch ? ", prefetch" : ", no prefetch",
-                      compute == StreamMode::kQueued ? ", queued" : ", inline",
-                      mixed_precision ? ", bfloat16" : ", float32");
+  return absl::StrCat(
+      model, ", ", strategy, ", ", world_size, " ranks",
+      mesh.has_replicate_axis ? " as " + mesh.ToString() : "", ", ",
+      RankKindName(ranks), prefetch ? ", prefetch" : ", no prefetch",
+      compute == StreamMode::kQueued ? ", queued" : ", inline",
+      mixed_precision ? ", bfloat16" : ", float32", sgd ? ", SGD" : ", AdamW");
 }
 
 const std::vector<std::string>& EqualityStrategies() {
@@ -184,7 +213,7 @@ std::vector<EqualityCase> AllEqualityCases(const std::string& model,
           for (StreamMode compute :
                {StreamMode::kInline, StreamMode::kQueued}) {
             cases.push_back({model, strategy, world_size, mesh, ranks, prefetch,
-                             compute, mixed_precision});
+                             compute, mixed_precision, /*sgd=*/false});
           }
         }
       }
@@ -193,28 +222,74 @@ std::vector<EqualityCase> AllEqualityCases(const std::string& model,
   return cases;
 }
 
+EqualityResult RunInNumbers(const EqualityCase& test) {
+  TESSERA_CHECK(test.ranks == RankKind::kThread);
+  EqualityResult result;
+  RunRanks(test.world_size, [&](const std::shared_ptr<Communicator>& world) {
+    EqualityResult mine = TrainRank(test, world);
+    if (world->rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+EqualityResult RunInOneProcess(const std::string& name, bool sgd) {
+  const std::shared_ptr<CausalLM> model = MakeModel(name);
+  InitializeParameters(*model, kSeed);
+  std::vector<OptimizerParameter> parameters;
+  for (const NamedVariable& p : model->NamedParameters()) {
+    parameters.push_back({p.name, p.variable});
+  }
+  const auto optimizer = MakeOptimizer(parameters, sgd);
+  EqualityResult result;
+  for (int step = 0; step < kEqualitySteps; ++step) {
+    const Batch batch = BatchOf(step, 0, 1);
+    model->ZeroGrad();
+    const Variable loss = model->Loss(batch.ids, batch.labels);
+    loss.Backward();
+    double squares = 0;
+    for (const OptimizerParameter& p : parameters) {
+      const std::vector<double> grad = p.variable.grad().ToDoubles();
+      for (double g : grad) squares += g * g;
+      if (step == 0) result.gradients[p.name] = grad;
+    }
+    const double norm = std::sqrt(squares);
+    for (const OptimizerParameter& p : parameters) {
+      ops::ScaleInPlace(p.variable.grad(),
+                        std::min(1.0, kMaxNorm / (norm + 1e-6)));
+    }
+    optimizer->Step();
+    result.losses.push_back(loss.data().Item());
+    result.norms.push_back(norm);
+  }
+  for (const OptimizerParameter& p : parameters) {
+    result.parameters[p.name] = p.variable.data().ToDoubles();
+  }
+  return result;
+}
+
 std::vector<std::string> RunEqualityCase(const EqualityCase& test) {
   // Ranks may be processes: rank 0 writes its lines to a pipe-like file.
   std::FILE* file = std::tmpfile();
   TESSERA_CHECK(file != nullptr);
-  RunRanksAs(
-      test.ranks, test.world_size,
-      [&](const std::shared_ptr<Communicator>& world) {
-        const std::string text = absl::StrJoin(TrainRank(test, world), "\n");
-        if (world->rank() == 0) {
-          std::fwrite(text.data(), 1, text.size(), file);
-          std::fflush(file);
-        }
-        // What clipping used is the same on every rank.
-        const auto all = OrThrow(world->AllGatherBytes(text, "result"));
-        for (int rank = 1; rank < world->world_size(); ++rank) {
-          const std::string difference = FirstDifference(
-              absl::StrSplit(all[rank], '\n'), absl::StrSplit(all[0], '\n'));
-          if (difference.empty()) continue;
-          throw Error(absl::InternalError(
-              absl::StrCat("rank ", rank, " against rank 0: ", difference)));
-        }
-      });
+  RunRanksAs(test.ranks, test.world_size,
+             [&](const std::shared_ptr<Communicator>& world) {
+               const std::string text =
+                   absl::StrJoin(LinesOf(TrainRank(test, world)), "\n");
+               if (world->rank() == 0) {
+                 std::fwrite(text.data(), 1, text.size(), file);
+                 std::fflush(file);
+               }
+               // What clipping used is the same on every rank.
+               const auto all = OrThrow(world->AllGatherBytes(text, "result"));
+               for (int rank = 1; rank < world->world_size(); ++rank) {
+                 const std::string difference =
+                     FirstDifference(absl::StrSplit(all[rank], '\n'),
+                                     absl::StrSplit(all[0], '\n'));
+                 if (difference.empty()) continue;
+                 throw Error(absl::InternalError(absl::StrCat(
+                     "rank ", rank, " against rank 0: ", difference)));
+               }
+             });
   std::rewind(file);
   std::string text;
   char buffer[4096];

@@ -1,7 +1,8 @@
-// Trains a tiny transformer in one of the many ways to shard it, and says what
-// came out, bit by bit.
+// Trains a tiny transformer in one of the many ways to shard it, or in one
+// process, and says what came out, bit by bit or in numbers.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct EqualityCase {
   bool prefetch = false;  // Forward and backward.
   StreamMode compute = StreamMode::kInline;
   bool mixed_precision = false;  // bfloat16 parameters, float32 reduction.
+  bool sgd = false;              // Else AdamW.
 
   std::string ToString() const;
 };
@@ -34,9 +36,28 @@ std::vector<EqualityCase> AllEqualityCases(const std::string& model,
                                            int world_size,
                                            bool mixed_precision);
 
+inline constexpr int kEqualitySteps = 10;
+// AdamW's; with an eps of 1e-8.
+inline constexpr double kEqualityLearningRate = 1e-3;
+
+// Whole tensors by name.
+using NamedValues = std::map<std::string, std::vector<double>>;
+
+struct EqualityResult {
+  NamedValues gradients;       // Of the first step, before clipping.
+  std::vector<double> losses;  // Of each step, the mean over all tokens.
+  std::vector<double> norms;
+  NamedValues parameters;  // After the last step.
+};
+
+// The run of `test`, whose ranks are threads. Throws what a rank throws.
+EqualityResult RunInNumbers(const EqualityCase& test);
+
+// The same steps unsharded, in float32, on all ranks' rows together.
+EqualityResult RunInOneProcess(const std::string& model, bool sgd);
+
 // Lines "what: value", which are equal between two runs that computed the same
-// bits: the gradients of the first step, the norms and losses of all ten, and
-// the parameters after them. Floats are hexadecimal, tensors are hashes.
+// bits: those of an EqualityResult. Floats are hexadecimal, tensors are hashes.
 // Throws what a rank throws.
 std::vector<std::string> RunEqualityCase(const EqualityCase& test);
 
