@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "fsdp/start_values.h"
 #include "kernels/status.h"
+#include "runtime/device/allocator.h"
 #include "runtime/ops/elementwise.h"
 
 namespace tessera {
@@ -37,6 +38,7 @@ class FullyShardSetup {
     RETURN_IF_ERROR(CheckOrSyncRealValues());
     RETURN_IF_ERROR(
         world_.AgreeOnStatus(Try([&] { MakeUnits(); }), "FullyShard"));
+    ReturnSetUpMemory();
     MakeRunner();
     return std::move(result_);
   }
@@ -249,6 +251,14 @@ class FullyShardSetup {
       if (skipped.count(b.variable.impl().get()) > 0) continue;
       b.variable.set_data(ops::Cast(b.variable.data(), *dtype));
     }
+  }
+
+  // Whole values came and went in blocks that are too large for anything in
+  // training.
+  void ReturnSetUpMemory() {
+    ComputeStream(context_->device).Synchronize();
+    context_->shard_stream->Synchronize();
+    AllocatorOf(context_->device).ReleaseCache();
   }
 
   void ListParameters() {

@@ -71,6 +71,7 @@ void FullyShardedModule::ForEachFullTensor(
     const std::function<Tensor(const ShardedParameter&)>& local,
     const std::function<void(const std::string&, const Tensor&)>& f) {
   CheckIdle("ForEachFullTensor");
+  runner_->ReshardKept();
   for (const ShardedParameter& p : parameters_) {
     const Tensor mine = local(p);
     if (!p.sharded || context_->shard == nullptr) {
@@ -146,6 +147,7 @@ absl::Status FullyShardedModule::SetFullParameter(const std::string& name,
     }
     return Try([&] {
       CheckIdle("SetFullParameter");
+      runner_->ReshardKept();
       const Place place = Find(p.variable);
       if (place.group == nullptr) {
         ops::Copy(whole, p.variable.data());

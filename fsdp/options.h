@@ -41,13 +41,15 @@ const char* BackwardPrefetchName(BackwardPrefetch prefetch);
 // Unset types are those of the parameter, buffer or output itself. Masters
 // (shards) and accumulated gradients keep theirs always.
 struct MixedPrecision {
-  std::optional<DType> param_dtype;   // Of gathered parameters: compute, wire.
-  std::optional<DType> reduce_dtype;  // Of gradients on the wire.
-  std::optional<DType> buffer_dtype;  // Version 1: of floating buffers.
-  std::optional<DType> output_dtype;  // Version 2: of units' floating outputs.
+  std::optional<DType> param_dtype =
+      {};  // Of gathered parameters: compute, wire.
+  std::optional<DType> reduce_dtype = {};  // Of gradients on the wire.
+  std::optional<DType> buffer_dtype = {};  // Version 1: of floating buffers.
+  std::optional<DType> output_dtype =
+      {};  // Version 2: of units' floating outputs.
   // Floating inputs are cast to param_dtype: of the root always, of the other
   // units if this says so; by default version 1 does not, version 2 does.
-  std::optional<bool> cast_forward_inputs;
+  std::optional<bool> cast_forward_inputs = {};
   // Gradients of the shards in param_dtype and not in the masters' type.
   bool keep_low_precision_grads = false;
 

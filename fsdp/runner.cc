@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "fsdp/mixed_precision.h"
+#include "fsdp/replicated_gradients.h"
 #include "kernels/status.h"
 #include "runtime/autograd/engine.h"
 #include "runtime/autograd/grad_mode.h"
-#include "runtime/functions/elementwise.h"
-#include "runtime/ops/elementwise.h"
 
 namespace tessera {
 namespace {
@@ -22,8 +21,6 @@ class BoundaryNode final : public Node {
   }
 };
 
-bool IsFloatingVariable(const Variable& v) { return IsFloating(v.dtype()); }
-
 }  // namespace
 
 // What autograd tells a unit about one of its parameters.
@@ -34,7 +31,9 @@ class Runner::Sink final : public GradientSink {
 
   void BeforeUse() override { runner_->PreBackward(*unit_); }
   void Expect(int64_t n) override { runner_->Expect(*unit_, n); }
-  GradientTarget Target() override { return unit_->Target(group_, parameter_); }
+  GradientTarget Target() override {
+    return unit_->gradient().Target(group_, parameter_);
+  }
   void Contributed() override { runner_->Contributed(*unit_); }
 
  private:
@@ -118,15 +117,13 @@ bool Runner::Reshards(const Unit& unit) const {
 
 void Runner::BeginIteration() {
   if (backward_ && !Engine::InBackward()) Abandon();
-  if (forward_order_.empty()) {
-    forward_order_ = schedule_.ForwardOrder();
-    std::erase_if(forward_order_,
-                  [&](int u) { return runs_[u].agreed != nullptr; });
+  if (!order_.knows_forward()) {
+    std::vector<int> order = schedule_.ForwardOrder();
+    std::erase_if(order, [&](int u) { return runs_[u].agreed != nullptr; });
+    order_.set_forward(std::move(order));
   }
-  forward_at_ = 0;
+  order_.BeginIteration();
   schedule_.Begin();
-  post_forward_order_.clear();
-  backward_at_ = -1;
   // The optimizer wrote the shards on the compute stream.
   context_->shard_stream->WaitFor(ComputeStream(context_->device).Record());
 }
@@ -150,20 +147,12 @@ void Runner::PreForward(Unit& unit, const std::vector<Variable*>& inputs) {
 
 void Runner::CastInputs(const Unit& unit,
                         const std::vector<Variable*>& inputs) {
-  const MixedPrecision& mixed = context_->options.mixed_precision;
-  std::optional<DType> dtype = mixed.param_dtype;
-  // The outputs of one unit are the inputs of the next.
-  if (!dtype.has_value() && mixed.output_dtype.has_value() &&
-      !unit.groups().empty()) {
-    dtype = unit.groups()[0]->compute_dtype();
-  }
-  if (!dtype.has_value() || !IsFloating(*dtype)) return;
   if (!is_root(unit) && !context_->mode.cast_forward_inputs) return;
-  for (Variable* input : inputs) {
-    if (IsFloatingVariable(*input) && input->dtype() != *dtype) {
-      *input = functions::Cast(*input, *dtype);
-    }
-  }
+  std::optional<DType> compute;
+  if (!unit.groups().empty()) compute = unit.groups()[0]->compute_dtype();
+  const auto dtype =
+      ForwardInputDType(context_->options.mixed_precision, compute);
+  if (dtype.has_value()) CastFloating(inputs, *dtype);
 }
 
 // [Note: frozen parameters]
@@ -184,11 +173,8 @@ void Runner::MarkBoundaries(Unit& unit, const std::vector<Variable*>& inputs) {
 
 void Runner::PostForward(Unit& unit, const std::vector<Variable*>& outputs) {
   const auto& dtype = context_->options.mixed_precision.output_dtype;
+  if (dtype.has_value()) CastFloating(outputs, *dtype);
   for (Variable* output : outputs) {
-    if (dtype.has_value() && IsFloatingVariable(*output) &&
-        output->dtype() != *dtype) {
-      *output = functions::Cast(*output, *dtype);
-    }
     if (output->impl()->grad_fn != nullptr) {
       output->impl()->grad_fn->AddPreHook([this, &unit] { PreBackward(unit); });
     }
@@ -198,7 +184,7 @@ void Runner::PostForward(Unit& unit, const std::vector<Variable*>& outputs) {
   --depth_;
   runs_[unit.index()].ended_at = ++clock_;
   if (GradEnabled() && runs_[unit.index()].agreed == nullptr) {
-    post_forward_order_.push_back(unit.index());
+    order_.Ran(unit.index());
   }
   if (runs_[unit.index()].active_forwards == 0) ReshardAfterForward(unit);
   if (depth_ == 0 && !GradEnabled()) FinishInference();
@@ -219,7 +205,7 @@ void Runner::ReshardAfterForward(Unit& unit) {
   if (training && !Reshards(unit)) return;
   if (training && context_->post_forward != nullptr) {
     Log(StepKind::kReshard, unit);
-    releases_.push_back(unit.ReshardPostForward());
+    limiter_.Release(unit.ReshardPostForward());
     return;
   }
   Reshard(unit);
@@ -234,7 +220,7 @@ void Runner::EnsureUnsharded(Unit& unit) {
 
 void Runner::Gather(Unit& unit, bool prefetch) {
   if (context_->options.limit_all_gathers && Reshards(unit)) {
-    WaitForReleases(CountGatheredAhead());
+    limiter_.WaitBeforeGather(CountGatheredAhead(), *context_->shard_stream);
   }
   if (!unit.always_whole()) Log(StepKind::kGather, unit, prefetch);
   unit.Gather();
@@ -244,7 +230,7 @@ void Runner::Reshard(Unit& unit) {
   if (!unit.always_whole()) Log(StepKind::kReshard, unit);
   const Event free = unit.Reshard();
   if (context_->options.limit_all_gathers && Reshards(unit)) {
-    releases_.push_back(free);
+    limiter_.Release(free);
   }
 }
 
@@ -259,16 +245,6 @@ int64_t Runner::CountGatheredAhead() const {
   return n;
 }
 
-// See [Note: the rate limiter]. Releases that have passed cost nothing.
-void Runner::WaitForReleases(int64_t num_gathered) {
-  while (!releases_.empty() && releases_.front().Done()) releases_.pop_front();
-  while (!releases_.empty() &&
-         num_gathered + static_cast<int64_t>(releases_.size()) > 1) {
-    context_->shard_stream->WaitFor(releases_.front());
-    releases_.pop_front();
-  }
-}
-
 void Runner::Prefetch(Unit& unit) {
   if (unit.state() != UnitState::kSharded || unit.always_whole()) return;
   if (context_->options.limit_all_gathers && Reshards(unit) &&
@@ -280,22 +256,13 @@ void Runner::Prefetch(Unit& unit) {
 
 void Runner::PrefetchInForward(const Unit& unit) {
   if (!context_->options.forward_prefetch) return;
-  const auto it = std::find(forward_order_.begin() + forward_at_,
-                            forward_order_.end(), unit.index());
-  if (it == forward_order_.end()) return;
-  forward_at_ = it - forward_order_.begin();
-  if (it + 1 != forward_order_.end()) Prefetch(*units_[*(it + 1)]);
+  const auto next = order_.AfterInForward(unit.index());
+  if (next.has_value()) Prefetch(*units_[*next]);
 }
 
-// The unit before the current one in post-forward order.
 void Runner::PrefetchInBackward(const Unit& unit) {
-  int64_t at = backward_at_ < 0
-                   ? static_cast<int64_t>(post_forward_order_.size()) - 1
-                   : backward_at_;
-  while (at >= 0 && post_forward_order_[at] != unit.index()) --at;
-  if (at <= 0) return;
-  backward_at_ = at - 1;
-  Prefetch(*units_[post_forward_order_[at - 1]]);
+  const auto next = order_.BeforeInBackward(unit.index());
+  if (next.has_value()) Prefetch(*units_[*next]);
 }
 
 void Runner::EnterBackward() {
@@ -336,9 +303,9 @@ void Runner::PostBackward(Unit& unit) {
   if (context_->options.backward_prefetch == BackwardPrefetch::kPost) {
     PrefetchInBackward(unit);
   }
-  if (sync_ && unit.holds_gradient()) {
+  if (sync_ && unit.gradient().held()) {
     Log(StepKind::kReduce, unit);
-    unit.Reduce();
+    unit.gradient().Reduce();
   }
 }
 
@@ -389,14 +356,14 @@ void Runner::JoinForward(Unit& unit) {
 
 // Another rank runs the unit's backward: what it gathers and reduces.
 void Runner::JoinBackward(Unit& unit) {
-  if (runs_[unit.index()].in_backward || unit.reducing()) return;
+  if (runs_[unit.index()].in_backward || unit.gradient().reducing()) return;
   EnterBackward();
   EnsureUnsharded(unit);
   const bool keeps = !sync_ && !context_->mode.reshard_after_forward;
   if (!keeps) Reshard(unit);
   if (sync_ && unit.trainable()) {
     Log(StepKind::kReduce, unit);
-    unit.Reduce();
+    unit.gradient().Reduce();
   }
 }
 
@@ -417,21 +384,20 @@ void Runner::FinishBackward() {
     TESSERA_CHECK(run.pending == 0);
     run.in_backward = false;
     // Gradients of earlier backwards that this one did not reach.
-    if (sync_ && unit->holds_gradient()) {
+    if (sync_ && unit->gradient().held()) {
       Log(StepKind::kReduce, *unit);
-      unit->Reduce();
+      unit->gradient().Reduce();
     }
     const bool keeps = !sync_ && !Reshards(*unit);
     if (!keeps && unit->state() != UnitState::kSharded) Reshard(*unit);
   }
   for (const auto& unit : units_) {
-    if (unit->reducing()) Log(StepKind::kFinish, *unit);
-    unit->FinishReduce();
+    if (unit->gradient().reducing()) Log(StepKind::kFinish, *unit);
+    unit->gradient().Finish();
   }
-  if (sync_) ReduceReplicated();
+  if (sync_) ReduceReplicatedGradients(replicated_, *context_);
   if (sync_ && context_->shards_in_place) WaitForAllRanks();
-  post_forward_order_.clear();
-  backward_at_ = -1;
+  order_.EndBackward();
   backward_ = false;
 }
 
@@ -444,40 +410,14 @@ void Runner::WaitForAllRanks() {
   compute.WaitFor(stream.Record());
 }
 
-// Parameters kept out of sharding: the mean over ranks, of those that any rank
-// has a gradient of.
-void Runner::ReduceReplicated() {
-  Communicator& world = *context_->mesh->world();
-  std::vector<Tensor> grads;
-  std::vector<int64_t> present;
-  for (Variable& p : replicated_) {
-    if (!p.requires_grad()) continue;
-    present.push_back(p.grad().defined() ? 1 : 0);
-    grads.push_back(p.grad().defined()
-                        ? p.grad()
-                        : ops::Zeros(p.shape(), {AccumulateDType(p.dtype()),
-                                                 context_->device}));
+void Runner::ReshardKept() {
+  bool kept = false;
+  for (const auto& unit : units_) {
+    if (unit->state() == UnitState::kSharded || unit->always_whole()) continue;
+    Reshard(*unit);
+    kept = true;
   }
-  if (grads.empty() || world.world_size() == 1) return;
-  std::vector<Tensor> flat;
-  flat.reserve(grads.size() + 1);
-  for (const Tensor& grad : grads) flat.push_back(grad.Flatten());
-  const Tensor flags = Tensor::FromVector(
-      present, {static_cast<int64_t>(present.size())}, context_->device);
-  flat.push_back(flags);
-  Stream& stream = *context_->shard_stream;
-  Stream& compute = ComputeStream(context_->device);
-  stream.WaitFor(compute.Record());
-  OrThrow(world.AllReduce(flat, {ReduceOp::kSum, context_->divisor}, stream,
-                          "ignored parameters"));
-  compute.WaitFor(stream.Record());
-  const std::vector<int64_t> anywhere = flags.ToVector<int64_t>();
-  size_t at = 0;
-  for (Variable& p : replicated_) {
-    if (!p.requires_grad()) continue;
-    if (anywhere[at] > 0) p.set_grad(grads[at]);
-    ++at;
-  }
+  if (kept && context_->shards_in_place) WaitForAllRanks();
 }
 
 void Runner::Abandon() {
@@ -487,11 +427,11 @@ void Runner::Abandon() {
     run.in_backward = false;
     run.active_forwards = 0;
     if (unit->state() != UnitState::kSharded) unit->Reshard();
-    unit->DropGradient();
+    unit->gradient().Drop();
   }
   for (auto& order : agreed_) order->Forget();
-  releases_.clear();
-  post_forward_order_.clear();
+  limiter_.Clear();
+  order_.EndBackward();
   depth_ = 0;
   backward_ = false;
 }

@@ -1,12 +1,12 @@
 // When units gather, release and reduce.
 #pragma once
 
-#include <deque>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "fsdp/agreed_order.h"
+#include "fsdp/prefetch_order.h"
+#include "fsdp/rate_limiter.h"
 #include "fsdp/schedule.h"
 #include "fsdp/unit.h"
 #include "runtime/autograd/node.h"
@@ -23,13 +23,6 @@ namespace tessera {
 // forward: issued before the current unit's gradients (pre), or after them
 // (post). When the engine's count of pending contributions to the unit's
 // gradients reaches zero, the unit is resharded and its reduction issued.
-//
-// [Note: the rate limiter]
-// At most two resharding units are gathered and not yet released, the current
-// one included; units that enclose the current one and units that keep their
-// parameters do not count. A prefetch that would be the third is not made. A
-// gather behind which the host has run ahead waits, on its stream, until enough
-// releases have passed; the host never blocks.
 //
 // Owns the hooks on the modules and the sinks of the parameters.
 class Runner {
@@ -53,6 +46,10 @@ class Runner {
   // Whether backward reduces gradients; if not they accumulate unsharded.
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
+  // Between steps, before anyone reads or writes shards: units that kept their
+  // parameters for the next forward of an accumulation give them up. Waits for
+  // all ranks where shards are in place.
+  void ReshardKept();
   // Makes units sharded, whatever they are doing: after a failed step.
   void Abandon();
 
@@ -95,7 +92,6 @@ class Runner {
   void PostBackward(Unit& unit);
   void EnterBackward();
   void FinishBackward();
-  void ReduceReplicated();
   void WaitForAllRanks();
 
   void EnsureUnsharded(Unit& unit);
@@ -104,7 +100,6 @@ class Runner {
   void Prefetch(Unit& unit);
   void PrefetchInForward(const Unit& unit);
   void PrefetchInBackward(const Unit& unit);
-  void WaitForReleases(int64_t num_gathered);
   int64_t CountGatheredAhead() const;
 
   ShardingContext* const context_;
@@ -115,11 +110,8 @@ class Runner {
   std::vector<std::unique_ptr<AgreedOrder>> agreed_;
   int64_t clock_ = 0;  // Counts forwards of units.
   Schedule schedule_;
-  std::vector<int> forward_order_;  // Of the first iteration.
-  size_t forward_at_ = 0;
-  std::vector<int> post_forward_order_;
-  int64_t backward_at_ = -1;  // In post_forward_order_.
-  std::deque<Event> releases_;
+  PrefetchOrder order_;
+  RateLimiter limiter_;
   int depth_ = 0;  // Of forwards inside forwards.
   bool backward_ = false;
   bool sync_ = true;

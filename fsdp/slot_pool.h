@@ -11,6 +11,7 @@
 #include "fsdp/comm/communicator.h"
 #include "runtime/device/stream.h"
 #include "runtime/tensor/storage.h"
+#include "runtime/tensor/tensor.h"
 
 namespace tessera {
 
@@ -22,6 +23,15 @@ struct Slot {
   std::shared_ptr<Storage> memory;
   bool common = false;  // All ranks see the same bytes.
   Event free;
+
+  // The first `length` elements.
+  Tensor Vector(int64_t length, DType dtype) const {
+    return Tensor::View(memory, 0, {length}, dtype);
+  }
+  // Makes `storage` show this memory until it is released.
+  void AttachTo(Storage& storage) const {
+    storage.Attach(memory->data(), memory);
+  }
 };
 
 // Units of one size (and key) share slots of that size. A slot is made when

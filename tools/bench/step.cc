@@ -15,6 +15,7 @@
 #include "fsdp/comm/rendezvous.h"
 #include "fsdp/fully_shard.h"
 #include "kernels/status.h"
+#include "runtime/device/allocator.h"
 #include "runtime/nn/gpt2.h"
 #include "runtime/ops/reduce.h"
 #include "runtime/optim/adamw.h"
@@ -129,6 +130,18 @@ Subject MakeSharded(const std::shared_ptr<Communicator>& world) {
   return subject;
 }
 
+// Where this process's memory went, by the allocator's own count.
+void PrintMemory(int rank) {
+  const MemoryStats stats = AllocatorOf(CurrentDevice()).stats();
+  std::printf("MEMORY rank %d: peak %.0f, reserved %.0f MB;", rank,
+              stats.peak_bytes / 1e6, stats.peak_reserved_bytes / 1e6);
+  for (int c = 0; c < kNumMemoryCategories; ++c) {
+    std::printf(" %s %.1f", MemoryCategoryName(static_cast<MemoryCategory>(c)),
+                stats.peak_by_category[c] / 1e6);
+  }
+  std::printf("\n");
+}
+
 void TimeSteps(Subject& subject, int rank, int world_size) {
   const Tensor ids = RandomIds(rank);
   std::vector<double> seconds;
@@ -157,6 +170,7 @@ void TimeSteps(Subject& subject, int rank, int world_size) {
       static_cast<int>(absl::GetFlag(FLAGS_seq)),
       static_cast<int>(absl::GetFlag(FLAGS_layers)), rest[0],
       rest[rest.size() / 2], first, pss_mb);
+  PrintMemory(rank);
 }
 
 absl::Status Main(int argc, char** argv) {

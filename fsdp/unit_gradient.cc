@@ -1,0 +1,248 @@
+#include "fsdp/unit_gradient.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "fsdp/gradient_factors.h"
+#include "kernels/status.h"
+#include "runtime/ops/elementwise.h"
+
+namespace tessera {
+
+UnitGradient::UnitGradient(
+    std::string unit_name,
+    const std::vector<std::unique_ptr<ShardedGroup>>& groups,
+    ShardingContext* context)
+    : unit_name_(std::move(unit_name)),
+      context_(context),
+      buffers_(groups.size()),
+      written_(groups.size()) {
+  for (const auto& group : groups) groups_.push_back(group.get());
+}
+
+void UnitGradient::EnsureBuffer(size_t g) {
+  ShardedGroup& group = *groups_[g];
+  if (!group.gradient()->released()) return;
+  Slot*& slot = buffers_[g].gradient;
+  slot = context_->gradients->Take(group.gradient_bytes());
+  compute().WaitFor(slot->free);
+  slot->AttachTo(*group.gradient());
+  for (GroupParameter& p : group.parameters()) p.grad_written = false;
+}
+
+GradientTarget UnitGradient::Target(size_t group, size_t parameter) {
+  EnsureBuffer(group);
+  GroupParameter& p = groups_[group]->parameters()[parameter];
+  return {p.grad, std::exchange(p.grad_written, true)};
+}
+
+bool UnitGradient::held() const {
+  return std::any_of(
+      groups_.begin(), groups_.end(),
+      [](const ShardedGroup* group) { return !group->gradient()->released(); });
+}
+
+// The whole gradient in the type of the reduction, on the compute stream.
+Tensor UnitGradient::PrepareWire(size_t g) {
+  ShardedGroup& group = *groups_[g];
+  EnsureBuffer(g);
+  group.ZeroUnwritten();
+  if (context_->shard != nullptr) group.CopyInPacked();
+  Tensor whole = group.WholeGradient();
+  if (group.reduce_dtype() == group.grad_dtype()) return whole;
+  Slot*& slot = buffers_[g].wire;
+  const int64_t length = whole.num_elements();
+  slot = context_->wire->Take(length * ElementBytes(group.reduce_dtype()));
+  compute().WaitFor(slot->free);
+  Tensor wire = slot->Vector(length, group.reduce_dtype());
+  if (group.reduce_dtype() == DType::kFloat16) {
+    // [Note: float16 sums] Half the division comes before the sum, so that it
+    // does not overflow, and half after, so that it does not underflow.
+    ops::ScaleInPlace(
+        whole,
+        1.0 / GradientFactorsFor(static_cast<int64_t>(context_->divisor)).pre);
+  }
+  ops::Copy(whole, wire);
+  return wire;
+}
+
+// Where the reduction over the shard group ends: the gradient itself, or,
+// where replicas follow, a buffer.
+Tensor UnitGradient::ReductionTarget(size_t g, bool* accumulate) {
+  ShardedGroup& group = *groups_[g];
+  if (context_->replicate == nullptr) {
+    Tensor target = group.ShardGradient();
+    *accumulate = group.PrepareAccumulation();
+    return target;
+  }
+  *accumulate = false;
+  const int64_t length = group.layout().shard_length;
+  Slot*& slot = buffers_[g].partial;
+  slot = context_->local->Take(length * ElementBytes(group.grad_dtype()));
+  context_->shard_stream->WaitFor(slot->free);
+  return slot->Vector(length, group.grad_dtype());
+}
+
+Tensor UnitGradient::LocalFlags() const {
+  std::vector<uint8_t> flags;
+  for (const ShardedGroup* group : groups_) {
+    if (!group->trainable()) continue;
+    for (const GroupParameter& p : group->parameters()) {
+      flags.push_back(p.grad_written ? 1 : 0);
+    }
+  }
+  const auto n = static_cast<int64_t>(flags.size());
+  return Tensor::FromVector(flags, {n}, context_->device);
+}
+
+void UnitGradient::Reduce() {
+  std::vector<size_t> trainable;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (groups_[g]->trainable()) trainable.push_back(g);
+  }
+  if (trainable.empty()) return;
+  std::vector<Reducing> work;
+  for (size_t g : trainable) {
+    Reducing r;
+    r.group = g;
+    r.wire = PrepareWire(g);
+    r.target =
+        context_->shard != nullptr ? ReductionTarget(g, &r.accumulate) : r.wire;
+    if (context_->replicate != nullptr || context_->shard == nullptr) {
+      groups_[g]->ShardGradient();
+      r.accumulate = groups_[g]->PrepareAccumulation();
+    }
+    work.push_back(r);
+  }
+  flags_ = LocalFlags();
+  if (context_->shard != nullptr) ReduceOverShards(work);
+  if (context_->replicate != nullptr) {
+    ReduceOverReplicas(work);
+  } else if (context_->shard == nullptr) {
+    Merge(work);
+    reduced_event_ = compute().Record();
+  }
+  GiveBackBuffers();
+  reducing_ = true;
+}
+
+// With a factor before the sum, the rest comes after it.
+double UnitGradient::DivisorOf(DType reduce_dtype) const {
+  if (reduce_dtype != DType::kFloat16) return context_->divisor;
+  return GradientFactorsFor(static_cast<int64_t>(context_->divisor)).post;
+}
+
+void UnitGradient::ReduceOverShards(const std::vector<Reducing>& work) {
+  Stream& stream = *context_->shard_stream;
+  stream.WaitFor(compute().Record());
+  // One collective divides by one number: groups whose types differ in it
+  // travel apart.
+  std::map<double, std::vector<ReducePart>> parts;
+  for (const Reducing& r : work) {
+    const bool last = context_->replicate == nullptr;
+    const double divisor =
+        last ? DivisorOf(groups_[r.group]->reduce_dtype()) : 1;
+    groups_[r.group]->AppendReduceParts(r.wire, r.target, last && r.accumulate,
+                                        parts[divisor]);
+  }
+  Tensor flags = flags_;
+  for (const auto& [divisor, list] : parts) {
+    OrThrow(context_->shard->ReduceScatter(list, {ReduceOp::kSum, divisor},
+                                           std::exchange(flags, Tensor()),
+                                           stream, unit_name_));
+  }
+  reduced_event_ = stream.Record();
+}
+
+void UnitGradient::ReduceOverReplicas(const std::vector<Reducing>& work) {
+  Stream& stream = *context_->replicate_stream;
+  stream.WaitFor(context_->shard != nullptr ? reduced_event_
+                                            : compute().Record());
+  StreamGuard guard(stream);
+  replica_flags_ = ops::Cast(flags_, DType::kInt64);
+  std::map<double, std::vector<Tensor>> tensors;
+  for (const Reducing& r : work) {
+    tensors[DivisorOf(groups_[r.group]->reduce_dtype())].push_back(r.target);
+  }
+  tensors.begin()->second.push_back(replica_flags_);
+  for (const auto& [divisor, list] : tensors) {
+    OrThrow(context_->replicate->AllReduce(list, {ReduceOp::kSum, divisor},
+                                           stream, unit_name_));
+  }
+  ops::Copy(replica_flags_, flags_);
+  Merge(work);
+  reduced_event_ = stream.Record();
+}
+
+// Puts the reduced values into the shard's gradient, on the current stream.
+void UnitGradient::Merge(const std::vector<Reducing>& work) {
+  for (const Reducing& r : work) {
+    const Tensor& grad = groups_[r.group]->ShardGradient();
+    const Tensor source = r.target.Narrow(0, 0, grad.num_elements());
+    if (context_->replicate == nullptr && context_->divisor != 1) {
+      ops::ScaleInPlace(source, 1.0 / context_->divisor);
+    }
+    if (r.accumulate) {
+      ops::AddInto(grad, source, 1.0);
+    } else {
+      ops::Copy(source, grad);
+    }
+  }
+}
+
+void UnitGradient::GiveBackBuffers() {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Buffers& buffers = buffers_[g];
+    if (groups_[g]->gradient()->released()) continue;
+    written_[g].clear();
+    for (const GroupParameter& p : groups_[g]->parameters()) {
+      written_[g].push_back(p.grad_written);
+    }
+    groups_[g]->gradient()->Release();
+    context_->gradients->GiveBack(buffers.gradient, reduced_event_);
+    if (buffers.wire != nullptr) {
+      context_->wire->GiveBack(buffers.wire, reduced_event_);
+    }
+    if (buffers.partial != nullptr) {
+      context_->local->GiveBack(buffers.partial, reduced_event_);
+    }
+    buffers.gradient = buffers.wire = buffers.partial = nullptr;
+  }
+}
+
+void UnitGradient::Finish() {
+  if (!reducing_) return;
+  reducing_ = false;
+  compute().WaitFor(reduced_event_);
+  bool all_here = true;
+  for (const auto& group : written_) {
+    for (bool written : group) all_here = all_here && written;
+  }
+  std::vector<uint8_t> present;
+  if (!all_here) present = flags_.ToVector<uint8_t>();  // Blocks.
+  size_t at = 0;
+  for (ShardedGroup* group : groups_) {
+    if (!group->trainable()) continue;
+    for (size_t i = 0; i < group->parameters().size(); ++i, ++at) {
+      // [Note: absent gradients] No rank used the parameter: it keeps what it
+      // held, and the optimizer does not touch it.
+      if (!all_here && present[at] == 0) continue;
+      group->parameters()[i].variable.set_grad(group->LocalGradient(i));
+    }
+  }
+  flags_ = Tensor();
+  replica_flags_ = Tensor();
+}
+
+void UnitGradient::Drop() {
+  if (reducing_) Finish();
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (groups_[g]->gradient()->released()) continue;
+    groups_[g]->gradient()->Release();
+    context_->gradients->GiveBack(buffers_[g].gradient, compute().Record());
+    buffers_[g].gradient = nullptr;
+  }
+}
+
+}  // namespace tessera
