@@ -3,7 +3,7 @@
 
 #include "benchmark/benchmark.h"
 #include "kernels/attention.h"
-#include "kernels/peak.h"
+#include "kernels/report_flops.h"
 #include "tests/testing/host_tensor.h"
 #include "tests/testing/random_tensors.h"
 

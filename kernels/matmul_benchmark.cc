@@ -3,7 +3,7 @@
 
 #include "benchmark/benchmark.h"
 #include "kernels/matmul.h"
-#include "kernels/peak.h"
+#include "kernels/report_flops.h"
 #include "tests/testing/host_tensor.h"
 
 namespace tessera {

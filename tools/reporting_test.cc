@@ -7,7 +7,6 @@
 
 #include "runtime/data/file_io.h"
 #include "tests/testing/status_matchers.h"
-#include "tools/fma_peak.h"
 #include "tools/progress.h"
 #include "tools/stop_signal.h"
 
@@ -82,14 +81,6 @@ TEST(ReportingTest, TheSecondSignalIsTheEnd) {
         for (;;) pause();
       },
       ::testing::ExitedWithCode(128 + SIGINT), "");
-}
-
-// Loosely: other programs may run, and cores may be two halves of one.
-TEST(ReportingTest, ThePeakIsThatOfAMachineOfToday) {
-  const double one = MeasureFmaPeak(1, 20);
-  EXPECT_GT(one, 1e7);
-  EXPECT_LT(one, 1e12);
-  EXPECT_GT(MeasureFmaPeak(2, 20), 0.7 * one);
 }
 
 }  // namespace

@@ -9,13 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "checkpoint/huggingface/write_config.h"
+#include "kernels/fma_peak.h"
 #include "kernels/status.h"
 #include "runtime/data/checksum.h"
 #include "runtime/device/stream.h"
 #include "runtime/optim/adamw.h"
 #include "runtime/optim/lr_schedule.h"
 #include "tools/cache_folder.h"
-#include "tools/fma_peak.h"
 #include "tools/text_generator.h"
 
 namespace tessera {

@@ -2,18 +2,15 @@
 #pragma once
 
 #include "benchmark/benchmark.h"
+#include "kernels/fma_peak.h"
 
 namespace tessera {
-
-// float32 FLOP/s of one core that does nothing but fused multiply-adds,
-// measured on this thread now.
-double MeasurePeakFlops();
 
 // Adds to the table: FLOP/s of a benchmark that makes `flops` an iteration, and
 // its share of the peak of `num_threads` cores.
 inline void ReportFlops(benchmark::State& state, double flops,
                         int num_threads) {
-  static const double peak = MeasurePeakFlops();
+  static const double peak = MeasureFmaPeak(/*num_threads=*/1);
   state.counters["FLOP/s"] =
       benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
   state.counters["peak%"] =

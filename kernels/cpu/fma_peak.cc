@@ -1,4 +1,4 @@
-#include "tools/fma_peak.h"
+#include "kernels/fma_peak.h"
 
 #include <algorithm>
 #include <chrono>
@@ -7,8 +7,8 @@
 #include <vector>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tools/fma_peak.cc"
-#include "hwy/foreach_target.h"
+#define HWY_TARGET_INCLUDE "kernels/cpu/fma_peak.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -29,6 +29,7 @@ int64_t DoFmas(int64_t num_rounds, float* sink) {
   V sums[kNumSums];
   for (V& sum : sums) sum = hn::Set(d, *sink);
   for (int64_t i = 0; i < num_rounds; ++i) {
+#pragma GCC unroll 12
     for (V& sum : sums) sum = hn::MulAdd(sum, factor, term);
   }
   V total = sums[0];
