@@ -16,7 +16,8 @@ HostTensor Random(DType dtype, std::vector<int64_t> sizes) {
   return x;
 }
 
-// Arguments: batch, length, heads, head dimension, dtype, threads, backward.
+// Arguments: batch, length, heads, head dimension, dtype, threads, backward,
+// percent of weights that are dropped.
 void BM_CausalAttention(benchmark::State& state) {
   const int64_t batch = state.range(0), length = state.range(1);
   const int64_t heads = state.range(2), dim = state.range(3);
@@ -30,9 +31,9 @@ void BM_CausalAttention(benchmark::State& state) {
   const HostTensor dq = Random(dtype, sizes), dk = Random(dtype, sizes);
   const HostTensor dv = Random(dtype, sizes);
   const HostTensor logsumexp(DType::kFloat32, {batch, heads, length});
-  const AttentionArgs args = {q.view(),   k.view(),         v.view(),
-                              out.view(), logsumexp.view(), 1 / std::sqrt(dim),
-                              {}};
+  const AttentionArgs args = {
+      q.view(),         k.view(),           v.view(), out.view(),
+      logsumexp.view(), 1 / std::sqrt(dim), {},       {state.range(7) / 100.0}};
   const AttentionBackwardArgs backward_args = {args, grad_out.view(), dq.view(),
                                                dk.view(), dv.view()};
   const Launch launch = TestLaunch(num_threads);
@@ -49,13 +50,14 @@ void Shapes(benchmark::internal::Benchmark* b) {
   b->UseRealTime();
   for (int backward : {0, 1}) {
     for (int64_t length : {64, 256, 1024, 4096}) {
-      b->Args({length == 64 ? 4 : 1, length, 12, 64, 0, 1, backward});
+      b->Args({length == 64 ? 4 : 1, length, 12, 64, 0, 1, backward, 0});
     }
-    b->Args({4, 64, 12, 64, 0, 2, backward});
-    b->Args({4, 256, 12, 64, 0, 2, backward});
-    b->Args({1, 1024, 12, 64, 1, 1, backward});  // bfloat16
-    b->Args({1, 1024, 8, 128, 0, 1, backward});
-    b->Args({4, 256, 8, 8, 0, 1, backward});
+    b->Args({4, 64, 12, 64, 0, 2, backward, 0});
+    b->Args({4, 256, 12, 64, 0, 2, backward, 0});
+    b->Args({1, 1024, 12, 64, 1, 1, backward, 0});  // bfloat16
+    b->Args({1, 1024, 8, 128, 0, 1, backward, 0});
+    b->Args({4, 256, 8, 8, 0, 1, backward, 0});
+    b->Args({1, 1024, 12, 64, 0, 1, backward, 10});
   }
 }
 BENCHMARK(BM_CausalAttention)->Apply(Shapes);

@@ -48,6 +48,7 @@ ABSL_FLAG(int64_t, kv_heads, 0, "key and value heads (llama); 0: as many");
 ABSL_FLAG(int64_t, intermediate, 0,
           "width inside the MLP; 0: 4 hidden (gpt2), 8/3 hidden (llama)");
 ABSL_FLAG(double, dropout, 0, "of residuals and embeddings (gpt2)");
+ABSL_FLAG(double, attention_dropout, 0, "of the weights of attention");
 ABSL_FLAG(bool, tie_embeddings, true, "the head's weight is the embedding's");
 ABSL_FLAG(bool, activation_checkpointing, false,
           "keep the inputs of blocks only, and run them again in backward");
@@ -139,12 +140,13 @@ absl::Status CheckNumbers() {
       {"eps", absl::GetFlag(FLAGS_eps)},
       {"clip", absl::GetFlag(FLAGS_clip)},
       {"dropout", absl::GetFlag(FLAGS_dropout)},
+      {"attention_dropout", absl::GetFlag(FLAGS_attention_dropout)},
       {"validation_share", absl::GetFlag(FLAGS_validation_share)}};
   for (const auto& [name, value] : numbers) {
     RETURN_IF_ERROR(CheckNumber(name, value));
   }
   for (const auto& [name, value] :
-       {numbers[6], numbers[7]}) {  // Those that are shares.
+       {numbers[6], numbers[7], numbers[8]}) {  // Those that are shares.
     if (value >= 1) return Wrong(name, "less than 1", absl::StrCat(value));
   }
   return absl::OkStatus();
@@ -162,6 +164,7 @@ GPT2Config GPT2FromFlags() {
   }
   config.resid_pdrop = absl::GetFlag(FLAGS_dropout);
   config.embd_pdrop = absl::GetFlag(FLAGS_dropout);
+  config.attn_pdrop = absl::GetFlag(FLAGS_attention_dropout);
   config.tie_word_embeddings = absl::GetFlag(FLAGS_tie_embeddings);
   return config;
 }
@@ -179,6 +182,7 @@ LlamaConfig LlamaFromFlags() {
   const int64_t inner = absl::GetFlag(FLAGS_intermediate);
   config.intermediate_size =
       inner > 0 ? inner : (config.hidden_size * 8 / 3 + 31) / 32 * 32;
+  config.attention_dropout = absl::GetFlag(FLAGS_attention_dropout);
   config.tie_word_embeddings = absl::GetFlag(FLAGS_tie_embeddings);
   return config;
 }

@@ -1,13 +1,16 @@
 // One step of the trainer is the step that is written out by hand.
 #include "tools/trainer.h"
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "runtime/nn/gpt2.h"
 #include "runtime/optim/adamw.h"
+#include "runtime/optim/sgd.h"
 #include "tests/testing/run_ranks.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/tolerance.h"
 
 namespace tessera {
 namespace {
@@ -123,6 +126,85 @@ TEST(TrainerTest, ACoefficientIsForOneStep) {
     hand.Step(1, {&batch, 1}, NumCounted(1));
     EXPECT_EQ(a.Values(/*gradients=*/false), b.Values(/*gradients=*/false));
   });
+}
+
+// What a run ends with: each step's loss and norm, and whole parameters.
+struct Outcome {
+  std::vector<double> losses, norms;
+  std::map<std::string, std::vector<double>> parameters;
+};
+
+// Trains with dropout everywhere on the same global batches of 6 rows; rank r
+// of W takes rows r, r + W, ...
+Outcome TrainWithDropout(int num_ranks, bool recompute,
+                         const FullyShardOptions& options = {}) {
+  Outcome outcome;
+  RunRanks(num_ranks, [&](const std::shared_ptr<Communicator>& world) {
+    GPT2LMHeadModel model({.vocab_size = kVocabulary,
+                           .n_positions = 16,
+                           .n_embd = 16,
+                           .n_layer = 2,
+                           .n_head = 2,
+                           .resid_pdrop = 0.2,
+                           .embd_pdrop = 0.2,
+                           .attn_pdrop = 0.2});
+    InitializeParameters(model, 3);
+    model.set_activation_checkpointing(recompute);
+    const auto sharded =
+        OrThrow(FullyShard(model, OrThrow(DeviceMesh::Create(world)), options));
+    ParameterGroup group;
+    for (const ShardedParameter& p : sharded->Parameters()) {
+      group.parameters.push_back({p.name, p.variable});
+    }
+    Sgd optimizer({group});
+    Trainer trainer(*sharded, model, optimizer,
+                    {.learning_rate = [](int64_t) { return 0.1; }, .seed = 5});
+    for (int64_t step = 0; step < kNumSteps; ++step) {
+      std::vector<MicroBatch> batches;
+      for (int64_t micro = 0; micro < 2; ++micro) {
+        const Tensor all = Ids(static_cast<int>(micro), step);
+        std::vector<int64_t> mine;
+        for (int64_t row = world->rank(); row < kBatch;
+             row += world->world_size()) {
+          const auto ids = all.Narrow(0, row, 1).ToVector<int64_t>();
+          mine.insert(mine.end(), ids.begin(), ids.end());
+        }
+        const auto rows = static_cast<int64_t>(mine.size()) / kLength;
+        batches.push_back({Tensor::FromVector(mine, {rows, kLength}),
+                           world->rank(), world->world_size()});
+      }
+      const StepResult result = trainer.Step(step, batches, NumCounted(2));
+      if (world->rank() > 0) continue;
+      outcome.losses.push_back(result.loss);
+      outcome.norms.push_back(result.grad_norm);
+    }
+    sharded->ForEachFullParameter(
+        [&](const std::string& name, const Tensor& whole) {
+          if (world->rank() == 0) outcome.parameters[name] = whole.ToDoubles();
+        });
+  });
+  return outcome;
+}
+
+// Masks, those of attention's weights too, follow the sample of the global
+// batch: ranks that share a batch train as one process that has all of it.
+TEST(TrainerTest, DropoutDoesNotDependOnRanks) {
+  const Outcome one = TrainWithDropout(1, /*recompute=*/false);
+  FullyShardOptions flat;
+  flat.fsdp_version = 1;
+  for (int num_ranks : {1, 2, 3}) {
+    for (bool recompute : {false, true}) {
+      for (const FullyShardOptions& options : {FullyShardOptions{}, flat}) {
+        const Outcome many = TrainWithDropout(num_ranks, recompute, options);
+        EXPECT_TRUE(AllClose(many.losses, one.losses, 1e-5));
+        EXPECT_TRUE(AllClose(many.norms, one.norms, 1e-5));
+        ASSERT_EQ(many.parameters.size(), one.parameters.size());
+        for (const auto& [name, values] : one.parameters) {
+          EXPECT_TRUE(AllClose(many.parameters.at(name), values, 1e-5)) << name;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

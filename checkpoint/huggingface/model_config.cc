@@ -205,9 +205,7 @@ LlamaConfig ReadLlama(const Fields& fields, const FamilyDefaults& defaults) {
   config.initializer_range = fields.Number("initializer_range", 0.02);
   config.hidden_act = fields.Text("hidden_act", "silu");
   ReadWindow(fields, config);
-  if (fields.Number("attention_dropout", 0.0) != 0.0) {
-    Refuse("\"attention_dropout\" other than 0 is not supported");
-  }
+  config.attention_dropout = fields.Number("attention_dropout", 0.0);
   CheckConfig(config);
   return config;
 }

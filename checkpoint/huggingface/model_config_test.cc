@@ -31,6 +31,16 @@ TEST(ModelConfigTest, GPT2) {
   EXPECT_TRUE(config.tie_word_embeddings);
 }
 
+TEST(ModelConfigTest, DropoutOfAttention) {
+  const auto gpt2 = ParseModelConfig(R"({"model_type": "gpt2"})");
+  ASSERT_OK(gpt2);
+  EXPECT_EQ(std::get<GPT2Config>(*gpt2).attn_pdrop, 0.1);
+  EXPECT_EQ(Llama(R"({"model_type": "llama"})").attention_dropout, 0);
+  EXPECT_EQ(Llama(R"({"model_type": "qwen2", "attention_dropout": 0.25})")
+                .attention_dropout,
+            0.25);
+}
+
 TEST(ModelConfigTest, RopeOfBothGenerations) {
   const LlamaConfig four = Llama(
       R"({"model_type": "llama", "rope_theta": 500000.0,
@@ -97,10 +107,12 @@ TEST(ModelConfigTest, Refusals) {
   ExpectRefused(R"({"model_type": "llama", "head_dim": 7})", "not even");
   ExpectRefused(R"({"model_type": "llama", "hidden_act": "relu"})",
                 "hidden_act \"relu\" is not supported");
-  ExpectRefused(R"({"model_type": "gpt2"})", "attn_pdrop is 0.1");
-  ExpectRefused(
-      R"({"model_type": "gpt2", "attn_pdrop": 0, "activation_function": "x"})",
-      "activation_function \"x\"");
+  ExpectRefused(R"({"model_type": "gpt2", "attn_pdrop": 1})",
+                "attn_pdrop is 1, not in [0, 1)");
+  ExpectRefused(R"({"model_type": "llama", "attention_dropout": -0.5})",
+                "attention_dropout is -0.5, not in [0, 1)");
+  ExpectRefused(R"({"model_type": "gpt2", "activation_function": "x"})",
+                "activation_function \"x\"");
   ExpectRefused(R"({"model_type": "llama", "quantization_config": {}})",
                 "quantized");
 }

@@ -91,6 +91,7 @@ Json ToJson(const LlamaConfig& config) {
                {"rope_theta", config.rope.rope_theta},
                {"rope_scaling", RopeJson(config.rope)},
                {"attention_bias", config.attention_bias},
+               {"attention_dropout", config.attention_dropout},
                {"mlp_bias", config.mlp_bias},
                {"tie_word_embeddings", config.tie_word_embeddings},
                {"initializer_range", config.initializer_range},

@@ -25,6 +25,7 @@ TEST(WriteConfigTest, Gpt2ComesBack) {
   config.n_inner = 50;
   config.activation_function = "gelu";
   config.resid_pdrop = 0.25;
+  config.attn_pdrop = 0.125;
   config.tie_word_embeddings = false;
   ExpectComesBack(config);
   const auto read = ParseModelConfig(SerializeModelConfig(config));
@@ -32,6 +33,7 @@ TEST(WriteConfigTest, Gpt2ComesBack) {
   EXPECT_EQ(gpt2.n_positions, 77);
   EXPECT_EQ(gpt2.n_inner, 50);
   EXPECT_EQ(gpt2.resid_pdrop, 0.25);
+  EXPECT_EQ(gpt2.attn_pdrop, 0.125);
   EXPECT_FALSE(gpt2.tie_word_embeddings);
 }
 
@@ -46,6 +48,7 @@ TEST(WriteConfigTest, TheLlamaFamilyComesBack) {
     config.num_key_value_heads = 2;
     ExpectComesBack(config);
     config.head_dim = 24;
+    config.attention_dropout = 0.25;
     config.rope.rope_theta = 500000;
     config.rope.rope_type = "linear";
     config.rope.factor = 4;
@@ -56,6 +59,7 @@ TEST(WriteConfigTest, TheLlamaFamilyComesBack) {
     const auto& llama = std::get<LlamaConfig>(*read);
     EXPECT_EQ(llama.family, family);
     EXPECT_EQ(llama.dim_of_head(), 24);
+    EXPECT_EQ(llama.attention_dropout, 0.25);
     EXPECT_EQ(llama.rope.factor, 4);
     EXPECT_EQ(llama.WindowOf(0), config.WindowOf(0));
   }

@@ -17,6 +17,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/cpu/attention-inl.h"
+#include "kernels/cpu/attention_dropout-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -45,6 +46,7 @@ class QueryBlock {
     const int64_t key_head = head / (sizes_.heads / sizes_.key_heads);
     const TensorView k = HeadOf(args_.k, batch, key_head);
     const TensorView v = HeadOf(args_.v, batch, key_head);
+    WeightFactors<T> factors(args_.dropout, batch, head);
     Start(HeadOf(args_.q, batch, head), query);
     for (int64_t key = 0; key < sizes_.keys; key += kKeysOfBlock) {
       const AttentionBlock block(args_.mask, sizes_, query, key);
@@ -54,6 +56,9 @@ class QueryBlock {
       ComputeScores<T>(block, sizes_.dim, keys, {queries_, width_}, scores);
       for (int64_t i = 0; i < width_; i += kVectorLanes<T>) {
         UpdateSoftmax(block, i);
+        if (!factors.active()) continue;
+        factors.Draw(block, query, key, i);
+        factors.MultiplyInto(width_, scores_ + i);
       }
       const Rows<T> values = RowsOf(v, key, block.num_keys, values_copy_);
       RescaleSums();

@@ -15,6 +15,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/cpu/attention-inl.h"
+#include "kernels/cpu/attention_dropout-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -53,9 +54,13 @@ class KeyHeadBackward {
     std::fill_n(grad_values_, sizes_.keys * stride_, T{0});
     for (int64_t head = key_head * group; head < (key_head + 1) * group;
          ++head) {
+      WeightFactors<T> factors(args_.forward.dropout, batch, head);
       for (int64_t query = 0; query < sizes_.queries;
            query += kQueriesOfBlock) {
-        RunQueries(batch, head, query);
+        LoadQueries(batch, head, query);
+        RunQueries(query, factors);
+        StoreRows<T>({grad_queries_, stride_}, nullptr, query, num_queries_,
+                     HeadOf(args_.grad_q, batch, head));
       }
     }
     StoreRows<T>({grad_keys_, stride_}, nullptr, 0, sizes_.keys,
@@ -65,15 +70,25 @@ class KeyHeadBackward {
   }
 
  private:
-  void RunQueries(int64_t batch, int64_t head, int64_t query) {
-    LoadQueries(batch, head, query);
+  void RunQueries(int64_t query, WeightFactors<T>& factors) {
     std::fill_n(grad_queries_, num_queries_ * stride_, T{0});
     for (int64_t key = 0; key < sizes_.keys; key += kKeysOfBlock) {
       const AttentionBlock block(args_.forward.mask, sizes_, query, key);
-      if (!block.NoneVisible()) RunBlock(block, key);
+      if (block.NoneVisible()) continue;
+      ComputeBlock(block, key);
+      for (int64_t i = 0; i < width_; i += kVectorLanes<T>) {
+        if (!factors.active()) {
+          GradientsOfScores(block, i);
+          continue;
+        }
+        // The gradient of a weight before dropout; then the weight after it.
+        factors.Draw(block, query, key, i);
+        factors.MultiplyInto(width_, grad_scores_ + i);
+        GradientsOfScores(block, i);
+        factors.MultiplyInto(width_, weights_ + i);
+      }
+      AddGradients(block, key);
     }
-    StoreRows<T>({grad_queries_, stride_}, nullptr, query, num_queries_,
-                 HeadOf(args_.grad_q, batch, head));
   }
 
   void LoadQueries(int64_t batch, int64_t head, int64_t query) {
@@ -94,7 +109,7 @@ class KeyHeadBackward {
   }
 
   // out . grad_out of each query, which is sum over keys of weight times
-  // gradient of the weight.
+  // gradient of the weight, with dropout too: its factors are in `out`.
   void ComputeDots(const TensorView& out, int64_t query) {
     std::fill_n(dots_, width_, T{0});
     VisitElement<T>(out.dtype, [&]<typename S>() HWY_ATTR {
@@ -111,18 +126,20 @@ class KeyHeadBackward {
     });
   }
 
-  void RunBlock(const AttentionBlock& block, int64_t key) {
+  // Scores, and the gradients of what values are weighted by.
+  void ComputeBlock(const AttentionBlock& block, int64_t key) {
     const Rows<T> keys = {keys_.Row(key), keys_.stride};
     const Rows<T> values = {values_.Row(key), values_.stride};
+    ComputeScores<T>(block, sizes_.dim, keys, {queries_packed_, width_},
+                     {weights_, width_});
+    ComputeScores<T>(block, sizes_.dim, values, {grads_packed_, width_},
+                     {grad_scores_, width_});
+  }
+
+  void AddGradients(const AttentionBlock& block, int64_t key) {
+    const Rows<T> keys = {keys_.Row(key), keys_.stride};
     const Columns<T> weights = {weights_, width_};
     const Columns<T> grad_scores = {grad_scores_, width_};
-    ComputeScores<T>(block, sizes_.dim, keys, {queries_packed_, width_},
-                     weights);
-    ComputeScores<T>(block, sizes_.dim, values, {grads_packed_, width_},
-                     grad_scores);
-    for (int64_t i = 0; i < width_; i += kVectorLanes<T>) {
-      GradientsOfScores(block, i);
-    }
     AddOverQueries<T>(block, weights, grads_,
                       {grad_values_ + key * stride_, stride_});
     AddOverQueries<T>(block, grad_scores, queries_,

@@ -56,6 +56,17 @@ absl::Status CheckAttention(const AttentionArgs& args) {
       (args.mask.sliding_window > 0 && !args.mask.causal)) {
     return Invalid("a sliding window that is positive, and causal", args);
   }
+  const double probability = args.dropout.probability;
+  if (!(probability >= 0 && probability < 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Attention: wants a probability of dropout in [0, 1), got ",
+        probability));
+  }
+  if (probability > 0 &&
+      (q.sizes[2] > kMaxDropoutHeads || q.sizes[1] > kMaxDropoutQueries ||
+       k.sizes[1] > kMaxDropoutKeys)) {
+    return Invalid("fewer heads, queries or keys to drop weights of", args);
+  }
   return absl::OkStatus();
 }
 

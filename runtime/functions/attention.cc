@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "runtime/autograd/node.h"
+#include "runtime/functions/dropout.h"
 
 namespace tessera::functions {
 namespace {
@@ -43,6 +44,12 @@ class AttentionNode final : public Node {
 };
 
 }  // namespace
+
+AttentionDropout NextAttentionDropout(double probability,
+                                      const std::string& module_name) {
+  if (probability == 0) return {};
+  return {probability, NextDropoutKey(module_name)};
+}
 
 Variable Attention(const Variable& q, const Variable& k, const Variable& v,
                    const AttentionOptions& options) {

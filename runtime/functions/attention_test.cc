@@ -1,5 +1,7 @@
 #include "runtime/functions/attention.h"
 
+#include "runtime/autograd/random_context.h"
+#include "runtime/device/allocator.h"
 #include "tests/testing/gradcheck.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tolerance.h"
@@ -32,6 +34,65 @@ TEST(AttentionFunctionTest, Gradients) {
     EXPECT_TRUE(GradCheck(AttentionOf(options), Inputs(3, 7, 2, 2)));
     EXPECT_TRUE(GradCheck(AttentionOf(options), Inputs(1, 1, 1, 1)));
   }
+}
+
+TEST(AttentionFunctionTest, GradientsWithDropout) {
+  const RandomContextGuard guard({.seed = 3, .step = 4, .first_sample = 1});
+  for (double probability : {0.1, 0.5}) {
+    AttentionOptions options = {
+        .dropout = functions::NextAttentionDropout(probability, "m")};
+    EXPECT_TRUE(GradCheck(AttentionOf(options), Inputs(5, 5, 4, 2)));
+    EXPECT_TRUE(GradCheck(AttentionOf(options), Inputs(70, 70, 1, 1)));
+    options.causal = false;
+    EXPECT_TRUE(GradCheck(AttentionOf(options), Inputs(3, 7, 2, 2)));
+  }
+}
+
+// As Dropout: a place in training names the mask, and each call is one.
+TEST(AttentionFunctionTest, DropoutFollowsThePlaceInTraining) {
+  const std::vector<Variable> in = Inputs(9, 9, 2, 2);
+  const auto out = [&](const RandomContext& context, const std::string& name,
+                       int num_earlier_calls = 0) {
+    const RandomContextGuard guard(context);
+    for (int i = 0; i < num_earlier_calls; ++i) {
+      functions::NextAttentionDropout(0.5, name);
+    }
+    return AttentionOf({.dropout = functions::NextAttentionDropout(0.5, name)})(
+               in)
+        .data()
+        .ToDoubles();
+  };
+  const RandomContext here = {.seed = 1, .step = 2, .micro_batch = 3};
+  const std::vector<double> expected = out(here, "m");
+  EXPECT_EQ(out(here, "m"), expected);
+  EXPECT_NE(out(here, "m", 1), expected);
+  EXPECT_NE(out(here, "another"), expected);
+  for (const RandomContext& other :
+       {RandomContext{.seed = 9, .step = 2, .micro_batch = 3},
+        RandomContext{.seed = 1, .step = 9, .micro_batch = 3},
+        RandomContext{.seed = 1, .step = 2, .micro_batch = 9},
+        RandomContext{
+            .seed = 1, .step = 2, .micro_batch = 3, .first_sample = 4}}) {
+    EXPECT_NE(out(other, "m"), expected);
+  }
+  // Nothing is drawn where nothing is dropped.
+  const RandomContextGuard guard(here);
+  EXPECT_EQ(functions::NextAttentionDropout(0, "m").probability, 0);
+  EXPECT_TRUE(CurrentRandomContext().calls.empty());
+}
+
+// Masks are made block by block and never stored.
+TEST(AttentionFunctionTest, DropoutTakesNoMemory) {
+  constexpr int64_t kLength = 600;
+  const auto peak_bytes = [](double probability) {
+    const std::vector<Variable> in = Inputs(kLength, kLength, 1, 1);
+    AllocatorOf(CurrentDevice()).ResetPeak();
+    const Variable y = AttentionOf(
+        {.dropout = functions::NextAttentionDropout(probability, "m")})(in);
+    y.Backward(RandomLeaf(y.shape(), 9).data());
+    return AllocatorOf(CurrentDevice()).stats().peak_bytes;
+  };
+  EXPECT_EQ(peak_bytes(0.5), peak_bytes(0));
 }
 
 // The first two queries see nothing.
@@ -97,6 +158,9 @@ TEST(AttentionFunctionTest, SaysWhatDoesNotFit) {
   EXPECT_THROWS_ERROR(
       Attention(in[0], in[1], in[2], {.causal = false, .sliding_window = 3}),
       kInvalid, "sliding window");
+  EXPECT_THROWS_ERROR(
+      Attention(in[0], in[1], in[2], {.dropout = {.probability = 1}}), kInvalid,
+      "probability of dropout in [0, 1), got 1");
 }
 
 TEST(AttentionFunctionTest, MetaTensorsHaveShapesOnly) {

@@ -4,7 +4,6 @@
 
 #include "runtime/autograd/node.h"
 #include "runtime/autograd/random_context.h"
-#include "runtime/ops/dropout.h"
 #include "runtime/ops/random.h"
 
 namespace tessera::functions {
@@ -25,8 +24,9 @@ class DropoutNode final : public Node {
   const double probability_;
 };
 
-// The key of the next call of `module_name` in this thread's context.
-DropoutKey NextKey(const std::string& module_name) {
+}  // namespace
+
+DropoutKey NextDropoutKey(const std::string& module_name) {
   const RandomContext context = CurrentRandomContext();
   const uint64_t module_key = ops::StreamOf(module_name);
   const uint64_t place[] = {module_key, static_cast<uint64_t>(context.step),
@@ -37,11 +37,9 @@ DropoutKey NextKey(const std::string& module_name) {
           context.sample_stride};
 }
 
-}  // namespace
-
 Variable Dropout(const Variable& x, double probability,
                  const std::string& module_name) {
-  const DropoutKey key = NextKey(module_name);
+  const DropoutKey key = NextDropoutKey(module_name);
   return Record(ops::Dropout(x.data(), key, probability), {x}, [&] {
     return std::make_shared<DropoutNode>(key, probability);
   });

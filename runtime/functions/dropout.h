@@ -4,6 +4,7 @@
 #include <string>
 
 #include "runtime/autograd/variable.h"
+#include "runtime/ops/dropout.h"
 
 namespace tessera::functions {
 
@@ -16,5 +17,9 @@ namespace tessera::functions {
 // backward makes it again.
 Variable Dropout(const Variable& x, double probability,
                  const std::string& module_name);
+
+// The key of that mask, for functions that drop inside. Counts as a draw of
+// the module.
+DropoutKey NextDropoutKey(const std::string& module_name);
 
 }  // namespace tessera::functions

@@ -54,10 +54,8 @@ void CheckConfig(const GPT2Config& config) {
           absl::StrCat("activation_function \"", activation,
                        "\" is not supported; gelu_new, gelu_pytorch_tanh and "
                        "gelu are"));
-  Require(config.attn_pdrop == 0.0,
-          absl::StrCat("attn_pdrop is ", config.attn_pdrop,
-                       "; dropout of attention weights is not supported, set "
-                       "it to 0"));
+  Require(config.attn_pdrop >= 0.0 && config.attn_pdrop < 1.0,
+          absl::StrCat("attn_pdrop is ", config.attn_pdrop, ", not in [0, 1)"));
 }
 
 GPT2Attention::GPT2Attention(const GPT2Config& config, int64_t layer)
@@ -69,7 +67,9 @@ GPT2Attention::GPT2Attention(const GPT2Config& config, int64_t layer)
                   : 1.0) /
              (config.scale_attn_by_inverse_layer_idx
                   ? static_cast<double>(layer + 1)
-                  : 1.0)) {
+                  : 1.0)),
+      attn_pdrop_(config.attn_pdrop),
+      name_(BlockName(layer) + ".attn") {
   c_attn_ = RegisterModule(
       "c_attn", std::make_shared<Conv1D>(config.n_embd, 3 * config.n_embd,
                                          config.initializer_range));
@@ -78,9 +78,7 @@ GPT2Attention::GPT2Attention(const GPT2Config& config, int64_t layer)
                                          ResidualStddev(config)));
   resid_dropout_ = RegisterModule(
       "resid_dropout",
-      std::make_shared<Dropout>(
-          config.resid_pdrop,
-          absl::StrCat(BlockName(layer), ".attn.resid_dropout")));
+      std::make_shared<Dropout>(config.resid_pdrop, name_ + ".resid_dropout"));
 }
 
 Variable GPT2Attention::operator()(const Variable& x_BTC, LayerCache* cache) {
@@ -101,7 +99,11 @@ Variable GPT2Attention::operator()(const Variable& x_BTC, LayerCache* cache) {
           parts[2] = Variable(all.values_BTHD);
         }
         const Variable y = functions::Attention(
-            parts[0], parts[1], parts[2], {.causal = true, .scale = scale_});
+            parts[0], parts[1], parts[2],
+            {.causal = true,
+             .scale = scale_,
+             .dropout = functions::NextAttentionDropout(
+                 training() ? attn_pdrop_ : 0.0, name_ + ".attn_dropout")});
         const Variable joined = functions::Reshape(y, {batch, length, width});
         return (*resid_dropout_)((*c_proj_)(joined));
       },

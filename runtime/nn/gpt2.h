@@ -27,7 +27,7 @@ struct GPT2Config {
   std::string activation_function = "gelu_new";  // Or "gelu".
   double resid_pdrop = 0.0;
   double embd_pdrop = 0.0;
-  double attn_pdrop = 0.0;  // Only 0 is supported.
+  double attn_pdrop = 0.0;  // Of the weights of attention.
   double layer_norm_epsilon = 1e-5;
   double initializer_range = 0.02;
   bool scale_attn_weights = true;
@@ -48,6 +48,8 @@ class GPT2Attention : public Module {
  private:
   const int64_t num_heads_;
   const double scale_;
+  const double attn_pdrop_;
+  const std::string name_;
   std::shared_ptr<Conv1D> c_attn_;
   std::shared_ptr<Conv1D> c_proj_;
   std::shared_ptr<Dropout> resid_dropout_;

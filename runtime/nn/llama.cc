@@ -85,6 +85,9 @@ void CheckConfig(const LlamaConfig& config) {
               config.num_hidden_layers,
       absl::StrCat("layer_types lists ", config.layer_slides.size(),
                    " layers, num_hidden_layers is ", config.num_hidden_layers));
+  Require(config.attention_dropout >= 0.0 && config.attention_dropout < 1.0,
+          absl::StrCat("attention_dropout is ", config.attention_dropout,
+                       ", not in [0, 1)"));
   CheckConfig(config.rope);
 }
 
@@ -93,7 +96,9 @@ LlamaAttention::LlamaAttention(const LlamaConfig& config, int64_t layer)
       num_heads_(config.num_attention_heads),
       num_key_value_heads_(config.key_value_heads()),
       head_dim_(config.dim_of_head()),
-      window_(config.WindowOf(layer)) {
+      window_(config.WindowOf(layer)),
+      dropout_(config.attention_dropout),
+      name_(absl::StrCat("model.layers.", layer, ".self_attn")) {
   const int64_t width = num_heads_ * head_dim_;
   const int64_t kv_width = num_key_value_heads_ * head_dim_;
   const bool qwen2 = config.family == LlamaFamily::kQwen2;
@@ -136,8 +141,12 @@ Variable LlamaAttention::operator()(const Variable& x_BTC,
           k = Variable(all.keys_BTHD);
           v = Variable(all.values_BTHD);
         }
-        const Variable y = functions::Attention(
-            q, k, v, {.causal = true, .sliding_window = window_.value_or(0)});
+        const Variable y =
+            functions::Attention(q, k, v,
+                                 {.causal = true,
+                                  .sliding_window = window_.value_or(0),
+                                  .dropout = functions::NextAttentionDropout(
+                                      training() ? dropout_ : 0.0, name_)});
         return (*o_proj_)(functions::Reshape(
             y, {x.size(0), x.size(1), num_heads_ * head_dim_}));
       },

@@ -35,6 +35,7 @@ struct LlamaConfig {
   // Qwen2 has biases on q, k and v in any case.
   bool attention_bias = false;
   bool mlp_bias = false;
+  double attention_dropout = 0.0;  // Of the weights of attention.
   // Each position sees itself and the sliding_window - 1 before it.
   std::optional<int64_t> sliding_window = {};
   // Layers that slide; empty: all of them, if there is a window.
@@ -73,6 +74,8 @@ class LlamaAttention : public Module {
   const int64_t num_key_value_heads_;
   const int64_t head_dim_;
   const std::optional<int64_t> window_;
+  const double dropout_;
+  const std::string name_;
   std::shared_ptr<Linear> q_proj_;
   std::shared_ptr<Linear> k_proj_;
   std::shared_ptr<Linear> v_proj_;

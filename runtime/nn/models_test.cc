@@ -217,10 +217,8 @@ TEST(ModelsTest, RecomputationGivesTheSameBits) {
 }
 
 // Dropout too: masks depend on module, step and global sample, not on the run.
-TEST(ModelsTest, DropoutIsTheSameInRecomputationAndOnAnyRank) {
-  GPT2Config config = TinyGPT2();
-  config.resid_pdrop = config.embd_pdrop = 0.25;
-  GPT2LMHeadModel model(config);
+void ExpectDropoutByPlace(CausalLM& model) {
+  SCOPED_TRACE(model.class_name());
   InitializeParameters(model, 1);
   const Tensor ids = Ids(4, 6);
   const auto gradients = [&](const Tensor& part, const RandomContext& context) {
@@ -245,6 +243,41 @@ TEST(ModelsTest, DropoutIsTheSameInRecomputationAndOnAnyRank) {
   model.Eval();
   EXPECT_EQ(gradients(ids, {.seed = 3, .step = 5}),
             gradients(ids, {.seed = 4, .step = 7}));
+}
+
+TEST(ModelsTest, DropoutIsTheSameInRecomputationAndOnAnyRank) {
+  GPT2Config outside = TinyGPT2(), inside = TinyGPT2();
+  outside.resid_pdrop = outside.embd_pdrop = 0.25;
+  inside.attn_pdrop = 0.25;
+  for (const GPT2Config& config : {outside, inside}) {
+    GPT2LMHeadModel model(config);
+    ExpectDropoutByPlace(model);
+  }
+  for (LlamaFamily family : {LlamaFamily::kLlama, LlamaFamily::kMistral}) {
+    LlamaConfig config = TinyLlama(family);
+    config.attention_dropout = 0.25;
+    LlamaForCausalLM model(config);
+    ExpectDropoutByPlace(model);
+  }
+}
+
+// Every layer draws its own mask.
+TEST(ModelsTest, LayersDropOtherWeights) {
+  GPT2Config config = TinyGPT2();
+  config.attn_pdrop = 0.5;
+  const RandomContextGuard guard({.seed = 1});
+  GPT2Attention first(config, 0), second(config, 1);
+  InitializeParameters(first, 1);
+  InitializeParameters(second, 1);
+  const Variable x = RandomLeaf({2, 6, 8}, 1);
+  first.To(DType::kFloat64);
+  second.To(DType::kFloat64);
+  EXPECT_NE(first(x, nullptr).data().ToDoubles(),
+            second(x, nullptr).data().ToDoubles());
+  first.Eval();
+  second.Eval();
+  EXPECT_EQ(first(x, nullptr).data().ToDoubles(),
+            second(x, nullptr).data().ToDoubles());
 }
 
 // The whole model in float64 against differences, tokens and labels fixed.
@@ -337,9 +370,9 @@ TEST(ModelsTest, FlopsCountWeightsAndAttention) {
 
 TEST(ModelsTest, Refusals) {
   GPT2Config config = TinyGPT2();
-  config.attn_pdrop = 0.1;
+  config.attn_pdrop = 1.0;
   EXPECT_THROWS_ERROR(GPT2LMHeadModel{config},
-                      absl::StatusCode::kInvalidArgument, "attn_pdrop is 0.1");
+                      absl::StatusCode::kInvalidArgument, "attn_pdrop is 1, not in [0, 1)");
   const std::shared_ptr<CausalLM> model = AllModels()[0];
   EXPECT_THROWS_ERROR((*model)(Ids(1, 17)), absl::StatusCode::kInvalidArgument,
                       "17 positions, but the model was made for at most 16");

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/attention.h"
 #include "runtime/ops/elementwise.h"
 #include "runtime/ops/run.h"
 
@@ -34,6 +33,12 @@ void CheckAttention(const AttentionInputs& inputs,
       (options.sliding_window > 0 && !options.causal)) {
     Refuse("a sliding window that is positive, with a causal mask", inputs);
   }
+  const double probability = options.dropout.probability;
+  if (!(probability >= 0 && probability < 1)) {
+    throw Error(absl::InvalidArgumentError(absl::StrCat(
+        "Attention: wants a probability of dropout in [0, 1), got ",
+        probability)));
+  }
 }
 
 // With the last dim a vector in memory.
@@ -59,7 +64,8 @@ AttentionArgs ArgsOf(const AttentionInputs& inputs,
           ViewOf(result.out),
           ViewOf(result.logsumexp),
           options.scale.value_or(1 / std::sqrt(dim)),
-          {options.causal, options.sliding_window}};
+          {options.causal, options.sliding_window},
+          options.dropout};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "kernels/attention.h"
 #include "runtime/tensor/tensor.h"
 
 namespace tessera::ops {
@@ -15,6 +16,7 @@ struct AttentionOptions {
   bool causal = true;
   int64_t sliding_window = 0;
   std::optional<double> scale = {};  // 1 / sqrt(D) unless given.
+  AttentionDropout dropout = {};     // Of the weights. Dim 0 is the sample.
 };
 
 struct AttentionInputs {
