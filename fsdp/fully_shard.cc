@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "fsdp/start_values.h"
 #include "kernels/status.h"
 #include "runtime/device/allocator.h"
@@ -35,7 +36,7 @@ class FullyShardSetup {
     RETURN_IF_ERROR(world_.AgreeOnStatus(Plan(), "FullyShard"));
     RETURN_IF_ERROR(CheckEqualDescriptions(Describe(), world_));
     RETURN_IF_ERROR(world_.AgreeOnStatus(MakeCommunicators(), "FullyShard"));
-    RETURN_IF_ERROR(CheckOrSyncRealValues());
+    RETURN_IF_ERROR(CheckRealValues());
     RETURN_IF_ERROR(
         world_.AgreeOnStatus(Try([&] { MakeUnits(); }), "FullyShard"));
     ReturnSetUpMemory();
@@ -95,9 +96,11 @@ class FullyShardSetup {
       lines.push_back(absl::StrCat("unit ", unit.name));
       for (size_t i = 0; i < unit.parameters.size(); ++i) {
         const Variable& p = unit.parameters[i];
-        lines.push_back(absl::StrCat(
-            "parameter ", unit.parameter_names[i], " ", DTypeName(p.dtype()),
-            " ", p.shape().ToString(), p.requires_grad() ? "" : " frozen"));
+        lines.push_back(
+            absl::StrCat("parameter ", unit.parameter_names[i], " ",
+                         DTypeName(p.dtype()), " ", p.shape().ToString(),
+                         p.requires_grad() ? "" : " frozen", " dims by stride ",
+                         absl::StrJoin(DescribeParameter("", p).order, ",")));
       }
     }
     return lines;
@@ -150,27 +153,45 @@ class FullyShardSetup {
     c.local = pool(nullptr, CommBufferKind::kPeer, MemoryCategory::kScratch);
   }
 
-  // Values that exist before sharding: rank 0's, or checked to be equal.
-  absl::Status CheckOrSyncRealValues() {
-    std::vector<NamedVariable> real;
-    for (const NamedVariable& p : module_.NamedParameters()) {
-      if (!p.variable.data().is_meta()) real.push_back(p);
+  // See [Note: rank 0's values].
+  bool takes_values_of_rank0() const {
+    return context_->options.sync_module_states && world_.world_size() > 1;
+  }
+
+  // Values that exist before sharding are equal on all ranks.
+  absl::Status CheckRealValues() {
+    if (world_.world_size() == 1 || takes_values_of_rank0()) {
+      return absl::OkStatus();
     }
+    std::vector<NamedVariable> all = module_.NamedParameters();
     for (const NamedBuffer& b : module_.NamedBuffers()) {
-      if (!b.variable.data().is_meta()) real.push_back({b.name, b.variable});
+      all.push_back({b.name, b.variable});
     }
-    if (world_.world_size() == 1) return absl::OkStatus();
-    if (context_->options.sync_module_states) {
-      return BroadcastFromRank0(real, world_, *context_->shard_stream);
-    }
-    return CheckEqualValues(real, world_);
+    return CheckEqualValues(all, world_);
+  }
+
+  // Runs `f`, which makes deferred values real: where rank 0's are taken, there
+  // alone, and its error is every rank's.
+  void MakeReal(const std::function<void()>& f) {
+    if (!takes_values_of_rank0()) return f();
+    OrThrow(world_.AgreeOnStatus(world_.rank() == 0 ? Try(f) : absl::OkStatus(),
+                                 "start values"));
+  }
+
+  // `mine`, or rank 0's value in its place.
+  Tensor StartValue(const std::string& name, const Tensor& mine,
+                    MemoryCategory category) {
+    if (!takes_values_of_rank0()) return mine;
+    MemoryCategoryGuard guard(category);
+    return OrThrow(ValueOfRank0(name, mine, context_->device, world_,
+                                *context_->shard_stream));
   }
 
   void MakeUnits() {
     DeferredInit init(module_, context_->options, context_->device);
     for (size_t u = 0; u < plans_.size(); ++u) {
       UnitPlan& plan = plans_[u];
-      init.Materialise(plan);
+      MakeReal([&] { init.Materialise(plan); });
       std::vector<GroupParameter> parameters;
       for (size_t i = 0; i < plan.parameters.size(); ++i) {
         parameters.push_back(
@@ -181,8 +202,14 @@ class FullyShardSetup {
                                               std::move(parameters), context_));
       Shard(*units_.back());
     }
-    MaterialiseIgnored(init);
-    init.MaterialiseBuffers();
+    MakeReal([&] {
+      MaterialiseIgnored(init);
+      init.MaterialiseBuffers();
+    });
+    SyncWholeValues();
+    if (world_.world_size() > 1 && !takes_values_of_rank0()) {
+      OrThrow(CheckEqualDigests(init.digests(), world_));
+    }
     CastBuffers();
     ListParameters();
   }
@@ -192,7 +219,9 @@ class FullyShardSetup {
     for (auto& group : unit.groups()) {
       AllocateShard(*group);
       for (size_t i = 0; i < group->parameters().size(); ++i) {
-        group->SetFromWhole(i, group->parameters()[i].variable.data());
+        const GroupParameter& p = group->parameters()[i];
+        group->SetFromWhole(i, StartValue(p.name, p.variable.data(),
+                                          MemoryCategory::kParameter));
       }
       group->ShowLocal();
     }
@@ -231,6 +260,20 @@ class FullyShardSetup {
       plan.parameters.push_back(p.variable);
     }
     init.Materialise(plan);
+  }
+
+  // What every rank keeps whole: ignored parameters and buffers.
+  void SyncWholeValues() {
+    if (!takes_values_of_rank0()) return;
+    for (NamedVariable& p : module_.NamedParameters()) {
+      if (!ignored_.Contains(p.variable)) continue;
+      p.variable.set_data(
+          StartValue(p.name, p.variable.data(), MemoryCategory::kParameter));
+    }
+    for (NamedBuffer& b : module_.NamedBuffers()) {
+      b.variable.set_data(
+          StartValue(b.name, b.variable.data(), MemoryCategory::kData));
+    }
   }
 
   // Version 1's buffer_dtype: floating buffers, cast once; not those of ignored

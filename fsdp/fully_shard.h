@@ -135,8 +135,9 @@ double ClipCoefficient(double norm, double max_norm);
 //
 // Parameters on the meta device are made unit by unit, on the current device,
 // and set by their modules' ResetParameters (or options.param_init_fn), so that
-// no rank ever holds more than its shards and one unit. `module` outlives the
-// result.
+// no rank ever holds more than its shards and one unit. Values are equal on all
+// ranks, or an error; or rank 0's (options.sync_module_states). `module`
+// outlives the result, and is not to be used after an error.
 absl::StatusOr<std::unique_ptr<FullyShardedModule>> FullyShard(
     Module& module, std::shared_ptr<DeviceMesh> mesh,
     const FullyShardOptions& options = {});

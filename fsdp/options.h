@@ -96,7 +96,8 @@ struct FullyShardOptions {
   // Gradients of ignored parameters are averaged over ranks too.
   bool reduce_ignored_gradients = true;
 
-  // Start values are rank 0's, buffers included.
+  // Start values are rank 0's, buffers included: those that it has, or makes.
+  // Modules of the other ranks may be on the meta device, and are never whole.
   bool sync_module_states = false;
   // Of start values of modules on the meta device.
   uint64_t seed = 0;

@@ -15,6 +15,7 @@ namespace tessera {
 namespace {
 
 std::string DigestOf(const Tensor& tensor) {
+  if (tensor.is_meta()) return "deferred";
   const Tensor whole = ops::Contiguous(tensor);
   ComputeStream(tensor.device()).Synchronize();
   if (whole.num_elements() == 0) return "empty";
@@ -63,6 +64,11 @@ void DeferredInit::Materialise(const UnitPlan& unit) {
     const VariableImpl* impl = unit.parameters[i].impl().get();
     if (done_.count(impl) == 0) unset.push_back(unit.parameter_names[i]);
   }
+  for (size_t i = 0; i < unit.parameters.size() && unset.empty(); ++i) {
+    if (fresh.count(unit.parameters[i].impl().get()) == 0) continue;
+    digests_.emplace_back(unit.parameter_names[i],
+                          DigestOf(unit.parameters[i].data()));
+  }
   if (unset.empty()) return;
   throw Error(absl::FailedPreconditionError(absl::StrCat(
       "deferred initialisation: no start value was set for ",
@@ -96,18 +102,23 @@ void DeferredInit::MaterialiseBuffers() {
                    "ResetParameters and call MarkSet")));
 }
 
-absl::Status BroadcastFromRank0(const std::vector<NamedVariable>& variables,
-                                Communicator& world, Stream& stream) {
-  for (const NamedVariable& v : variables) {
-    const Tensor& data = v.variable.data();
-    const Tensor whole = ops::Contiguous(data);
-    stream.WaitFor(ComputeStream(data.device()).Record());
-    const Tensor parts[] = {whole.Flatten()};
-    RETURN_IF_ERROR(world.Broadcast(parts, 0, stream, v.name));
-    RETURN_IF_ERROR(Try([&] { stream.Synchronize(); }));
-    if (whole.storage() != data.storage()) ops::Copy(whole, data);
-  }
-  return absl::OkStatus();
+absl::StatusOr<Tensor> ValueOfRank0(const std::string& name, const Tensor& mine,
+                                    Device device, Communicator& world,
+                                    Stream& stream) {
+  Tensor value = mine;
+  RETURN_IF_ERROR(world.AgreeOnStatus(
+      Try([&] {
+        if (!mine.is_meta()) return;
+        value = Tensor::Empty(mine.shape(), {mine.dtype(), device});
+      }),
+      name));
+  const Tensor whole = ops::Contiguous(value);
+  stream.WaitFor(ComputeStream(device).Record());
+  const Tensor parts[] = {whole.Flatten()};
+  RETURN_IF_ERROR(world.Broadcast(parts, 0, stream, name));
+  RETURN_IF_ERROR(Try([&] { stream.Synchronize(); }));
+  if (whole.storage() != value.storage()) ops::Copy(whole, value);
+  return value;
 }
 
 absl::Status CheckEqualDescriptions(const std::vector<std::string>& lines,
@@ -133,26 +144,37 @@ absl::Status CheckEqualDescriptions(const std::vector<std::string>& lines,
   return absl::OkStatus();
 }
 
-absl::Status CheckEqualValues(const std::vector<NamedVariable>& variables,
-                              Communicator& world) {
-  std::string digests;
-  for (const NamedVariable& v : variables) {
-    absl::StrAppend(&digests, DigestOf(v.variable.data()), "\n");
+absl::Status CheckEqualDigests(const Digests& digests, Communicator& world) {
+  std::string lines;
+  for (const auto& [name, digest] : digests) {
+    absl::StrAppend(&lines, name, " ", digest, "\n");
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   world.AllGatherBytes(digests, "start values"));
+                   world.AllGatherBytes(lines, "start values"));
   const std::vector<std::string> first = absl::StrSplit(all[0], '\n');
   for (int rank = 1; rank < world.world_size(); ++rank) {
+    if (all[rank] == all[0]) continue;
     const std::vector<std::string> other = absl::StrSplit(all[rank], '\n');
-    for (size_t i = 0; i < variables.size(); ++i) {
-      if (first[i] == other[i]) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "FullyShard: the start values of ", variables[i].name,
-          " differ between rank 0 and rank ", rank,
-          "; set sync_module_states to take rank 0's, or use the same seed"));
+    size_t i = 0;
+    while (i + 1 < first.size() && i < other.size() && first[i] == other[i]) {
+      ++i;
     }
+    return absl::FailedPreconditionError(absl::StrCat(
+        "FullyShard: the start values of ",
+        first[i].substr(0, first[i].find(' ')),
+        " differ between rank 0 and rank ", rank,
+        "; set sync_module_states to take rank 0's, or use the same seed"));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckEqualValues(const std::vector<NamedVariable>& variables,
+                              Communicator& world) {
+  Digests digests;
+  for (const NamedVariable& v : variables) {
+    digests.emplace_back(v.name, DigestOf(v.variable.data()));
+  }
+  return CheckEqualDigests(digests, world);
 }
 
 }  // namespace tessera

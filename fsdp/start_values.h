@@ -1,10 +1,13 @@
 // How parameters get their start values while a module is sharded.
 #pragma once
 
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "fsdp/comm/communicator.h"
 #include "fsdp/options.h"
 #include "fsdp/wrap_policy.h"
@@ -12,11 +15,17 @@
 
 namespace tessera {
 
+// Of named values.
+using Digests = std::vector<std::pair<std::string, std::string>>;
+
 // [Note: deferred initialisation]
 // A module built on the meta device is made real one unit at a time: memory for
 // the unit's parameters, their start values, this rank's share of them, and
 // then the memory is given back. A value depends on seed, name and element
 // alone, so every rank makes the same ones.
+//
+// The rules of a module may break that promise, so a digest of each value is
+// kept, for CheckEqualDigests.
 class DeferredInit {
  public:
   DeferredInit(Module& root, const FullyShardOptions& options, Device device);
@@ -27,6 +36,7 @@ class DeferredInit {
   // Makes meta buffers real, by the ResetParameters of their modules; throws
   // when a buffer is left without a value.
   void MaterialiseBuffers();
+  const Digests& digests() const { return digests_; }
 
  private:
   void Reset(Module& module, const std::string& name);
@@ -35,15 +45,27 @@ class DeferredInit {
   const Device device_;
   std::vector<NamedModule> modules_;
   InitializedSet done_;
+  Digests digests_;
 };
 
-// Rank 0's values on every rank of `world`, tensor by tensor in the order
-// given.
-absl::Status BroadcastFromRank0(const std::vector<NamedVariable>& variables,
-                                Communicator& world, Stream& stream);
+// [Note: rank 0's values]
+// With sync_module_states the values are rank 0's, which has them already or
+// makes them by its rules; nobody else needs a rule, a file or memory for the
+// whole. They travel one tensor at a time: the others never hold more than
+// their shards and one tensor, and rank 0, whose modules set their values, its
+// shards and one unit.
+//
+// `mine` with rank 0's values, on all ranks; where it is on the meta device, a
+// new tensor on `device`. An error of one rank is every rank's.
+absl::StatusOr<Tensor> ValueOfRank0(const std::string& name, const Tensor& mine,
+                                    Device device, Communicator& world,
+                                    Stream& stream);
 
-// An error on every rank, naming the first that differs, unless all ranks hold
-// the same bytes in each of `variables`.
+// An error on every rank, naming the first that differs, unless all ranks have
+// the same names and digests.
+absl::Status CheckEqualDigests(const Digests& digests, Communicator& world);
+// The same of what `variables` hold; those on the meta device are equal to each
+// other alone.
 absl::Status CheckEqualValues(const std::vector<NamedVariable>& variables,
                               Communicator& world);
 

@@ -225,32 +225,35 @@ TEST(MemoryCases, Init01SetUpHoldsShardsAndOneUnit) {
   }
 }
 
-// INIT-02: rank 0 hands out values that it alone has, tensor by tensor.
+// INIT-02: rank 0 hands out values that it alone makes, tensor by tensor.
 TEST(MemoryCases, Init02RankZeroHandsOutOneTensorAtATime) {
   const MemoryModel model = EqualLayers(kBigLayers, 1024);
-  const MemoryCase test = MemoryCases(kRanks, false, false, false)[0];
-  RunRanks(kRanks, [&](const World& world) {
-    const auto run = ShardDeferred(model, test, world);
-    AllocatorOf(CurrentDevice()).ResetPeak();
-    Stream stream(CurrentDevice(), "broadcast", StreamMode::kQueued);
-    double value = 0;
-    for (const ShardedParameter& p : run->sharded().Parameters()) {
-      const Tensor whole = ops::Full(p.global_shape, ++value);
-      if (world->rank() != 0) ops::Fill(whole, -1);
-      stream.WaitFor(ComputeStream(CurrentDevice()).Record());
-      const Tensor parts[] = {whole};
-      OrThrow(world->Broadcast(parts, 0, stream, p.name));
-      ComputeStream(CurrentDevice()).WaitFor(stream.Record());
-      EXPECT_OK(run->sharded().SetFullParameter(p.name, whole));
-    }
-    EXPECT_LE(StatsNow().peak_bytes, 32 * kMiB + 2 * 4 * kMiB);
-    value = 0;
-    for (const ShardedParameter& p : run->sharded().Parameters()) {
-      const Tensor& mine = p.variable.data();
-      EXPECT_EQ(mine.Flatten().Narrow(0, mine.num_elements() - 1, 1).Item(),
-                ++value);
-    }
-  });
+  for (const MemoryCase& strategy : MemoryCases(kRanks, false, false, false)) {
+    if (strategy.plan.shard_ranks < kRanks) continue;
+    if (strategy.plan.keeping != Keeping::kReshards) continue;
+    RunRanks(kRanks, [&](const World& world) {
+      MemoryCase test = strategy;
+      test.options.sync_module_states = true;
+      double value = 0;
+      test.options.param_init_fn = [&](Module& module,
+                                       const Initializer& init) {
+        EXPECT_EQ(world->rank(), 0);
+        for (const NamedVariable& p : module.own_parameters()) {
+          init.Constant(p.variable, ++value);
+        }
+      };
+      AllocatorOf(CurrentDevice()).ReleaseCache();
+      AllocatorOf(CurrentDevice()).ResetPeak();
+      MemoryRun run(model, test, world);
+      EXPECT_LE(StatsNow().peak_bytes, 32 * kMiB + 2 * 4 * kMiB);
+      double expected = 0;
+      for (const ShardedParameter& p : run.sharded().Parameters()) {
+        const Tensor& mine = p.variable.data();
+        EXPECT_EQ(mine.Flatten().Narrow(0, mine.num_elements() - 1, 1).Item(),
+                  ++expected);
+      }
+    });
+  }
 }
 
 }  // namespace

@@ -147,6 +147,105 @@ TEST(StartValuesCases, Init04Init08Init09SyncTakesRankZerosValues) {
   }
 }
 
+// A model with a buffer, on the meta device on all ranks but 0.
+std::shared_ptr<CaseModule> RealOnRankZero(int rank) {
+  const DeviceGuard guard(rank == 0 ? CurrentDevice() : kMetaDevice);
+  auto model = MakeMlp({64, 64, 64, 64});
+  model->AddBuffer("running_mean", ops::Zeros({3}));
+  if (rank > 0) return model;
+  FillParameters(*model);
+  ops::Fill(model->own_buffers()[0].variable.data(), 0.25);
+  return model;
+}
+
+// J.82, INIT-03: the others never have room for more than their shards and a
+// tensor. With an ignored parameter.
+TEST(StartValuesCases, Init03OthersNeverHoldTheModel) {
+  for (Mode mode : AllModes(4)) {
+    SCOPED_TRACE(mode.name);
+    mode.options.sync_module_states = true;
+    mode.options.ignored_patterns = {"1\\.bias"};
+    RunRanks(4, [&](const World& world) {
+      Allocator& allocator = AllocatorOf(CurrentDevice());
+      allocator.SetPoison(true);
+      allocator.ReleaseCache();
+      allocator.ResetPeak();
+      const auto model = RealOnRankZero(world->rank());
+      const auto sharded = OrThrow(Shard(*model, world, mode));
+      const MemoryStats stats = allocator.stats();
+      if (world->rank() > 0) {
+        constexpr int64_t kTensorBytes = 64 * 64 * 4;
+        EXPECT_LE(stats.peak_bytes, stats.current_bytes + kTensorBytes + 512);
+      }
+      Values values = Gathered(*sharded);
+      EXPECT_EQ(values.size(), 7u);
+      EXPECT_EQ(values["running_mean"], std::vector<double>(3, 0.25));
+      for (const NamedVariable& p : model->NamedParameters()) {
+        const size_t n = values[p.name].size();
+        ASSERT_GE(n, 64u);
+        EXPECT_THAT(values[p.name].front(),
+                    testing::DoubleNear(FillValue(0), 1e-7));
+        EXPECT_THAT(values[p.name].back(),
+                    testing::DoubleNear(FillValue(n - 1), 1e-7));
+      }
+    });
+  }
+}
+
+// Rules run on rank 0, and only there; if one is missing all ranks are told.
+TEST(StartValuesCases, Init06SyncTakesRankZerosRules) {
+  for (const bool complete : {true, false}) {
+    RunRanks(3, [&](const World& world) {
+      Mode mode = PerParameter();
+      mode.options.sync_module_states = true;
+      int calls = 0;
+      mode.options.param_init_fn = [&](Module& module,
+                                       const Initializer& init) {
+        ++calls;
+        for (const NamedVariable& p : module.own_parameters()) {
+          if (complete || p.name != "bias") init.Constant(p.variable, calls);
+        }
+      };
+      const auto model = OnMeta({3, 4, 2});
+      const auto sharded = Shard(*model, world, mode);
+      EXPECT_EQ(calls > 0, world->rank() == 0);
+      if (!complete) {
+        EXPECT_THAT(sharded, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                      "no start value was set for 0.bias"));
+        return;
+      }
+      const Values values = Gathered(**sharded);
+      EXPECT_THAT(values.at("0.weight"), testing::Each(1.0));
+      EXPECT_THAT(values.at("1.bias"), testing::Each(2.0));
+    });
+  }
+}
+
+// INIT-12: rules that give other values on another rank, and values that only
+// one rank has.
+TEST(StartValuesCases, Init12DeferredValuesThatDifferAreNamed) {
+  RunRanks(3, [&](const World& world) {
+    Mode mode = PerParameter();
+    mode.options.param_init_fn = [&](Module& module, const Initializer& init) {
+      for (const NamedVariable& p : module.own_parameters()) {
+        const bool odd = world->rank() == 2 && p.name == "bias";
+        init.Constant(p.variable, odd ? 1 + 0x1p-20 : 1.0);
+      }
+    };
+    EXPECT_THAT(Shard(*OnMeta({4, 5, 2}), world, mode),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         "0.bias differ between rank 0 and rank 2"));
+  });
+  for (const int real : {0, 1}) {
+    RunRanks(2, [&](const World& world) {
+      const auto model = RealOnRankZero(world->rank() == real ? 0 : 1);
+      EXPECT_THAT(Shard(*model, world, FullShard()),
+                  StatusIs(absl::StatusCode::kFailedPrecondition,
+                           "0.weight differ between rank 0 and rank 1"));
+    });
+  }
+}
+
 TEST(StartValuesCases, Init12OneOtherBitIsNamedOnAllRanks) {
   for (const Mode& mode : {FullShard(), PerParameter()}) {
     RunRanks(2, [&](const World& world) {
@@ -182,6 +281,17 @@ TEST(StartValuesCases, Hng09ListsOfOtherLengthsAreCompared) {
     EXPECT_THAT(Shard(*model, world, PerParameter()),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          "ranks disagree on the model"));
+  });
+}
+
+TEST(StartValuesCases, OrderInMemoryThatDiffersIsNamed) {
+  RunRanks(2, [&](const World& world) {
+    CaseModule model;
+    const Tensor wide = ops::Zeros({2, 3});
+    const Tensor tall = ops::Zeros({3, 2}).Transpose(0, 1);
+    model.AddParameter("w", Variable(world->rank() == 0 ? wide : tall, true));
+    EXPECT_THAT(Shard(model, world, FullShard()),
+                StatusIs(absl::StatusCode::kInvalidArgument, "stride 1,0"));
   });
 }
 
