@@ -96,6 +96,11 @@ class FullyShardedModule {
   // Takes this rank's part of a whole value, of the parameter's shape.
   absl::Status SetFullParameter(const std::string& name, const Tensor& whole);
 
+  // Between steps: leaves nothing but shards (and what an accumulation holds),
+  // and returns the rest to the system: say, between training and a long pause
+  // or an evaluation. The next step makes its buffers again. Collective.
+  void ReleaseBuffers();
+
   // What the last step did, unit by unit; and the units' names by index.
   const Schedule& schedule() const { return runner_->schedule(); }
   std::vector<std::string> unit_names() const { return runner_->unit_names(); }

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "fsdp/fully_shard.h"
 #include "kernels/status.h"
+#include "runtime/device/allocator.h"
 #include "runtime/ops/elementwise.h"
 
 namespace tessera {
@@ -158,6 +159,19 @@ absl::Status FullyShardedModule::SetFullParameter(const std::string& name,
   }
   return absl::NotFoundError(
       absl::StrCat("SetFullParameter: the module has no parameter ", name));
+}
+
+void FullyShardedModule::ReleaseBuffers() {
+  CheckIdle("ReleaseBuffers");
+  runner_->ReshardKept();
+  ComputeStream(context_->device).Synchronize();
+  for (const auto& pool : {&context_->gathered, &context_->gradients,
+                           &context_->wire, &context_->local}) {
+    (*pool)->ReleaseFree();
+  }
+  context_->shard_stream->Synchronize();
+  context_->replicate_stream->Synchronize();
+  AllocatorOf(context_->device).ReleaseCache();
 }
 
 absl::StatusOr<UnitState> FullyShardedModule::StateOf(

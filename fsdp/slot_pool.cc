@@ -36,4 +36,14 @@ void SlotPool::GiveBack(Slot* slot, Event free) {
   free_[{slot->num_bytes, slot->key}].push_back(slot);
 }
 
+void SlotPool::ReleaseFree() {
+  for (const auto& [size, slots] : free_) {
+    for (Slot* slot : slots) {
+      slot->free.Synchronize();
+      std::erase_if(slots_, [&](const auto& s) { return s.get() == slot; });
+    }
+  }
+  free_.clear();
+}
+
 }  // namespace tessera

@@ -4,6 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "fsdp/comm/thread_communicator.h"
+#include "runtime/device/allocator.h"
 #include "runtime/ops/elementwise.h"
 #include "runtime/tensor/tensor.h"
 
@@ -32,6 +33,19 @@ TEST(SlotPoolTest, SlotsAreTakenInTheOrderTheyWereFreed) {
   EXPECT_EQ(pool.Take(kBytes), b);
   EXPECT_EQ(pool.Take(kBytes), a);
   EXPECT_EQ(pool.num_slots(), 4);
+}
+
+TEST(SlotPoolTest, ReleasesOnlyWhatNobodyHolds) {
+  SlotPool pool(OptionsFor(nullptr));
+  const int64_t before = AllocatorOf(CurrentDevice()).stats().current_bytes;
+  Slot* held = pool.Take(kBytes);
+  pool.GiveBack(pool.Take(kBytes), Event());
+  pool.ReleaseFree();
+  EXPECT_EQ(pool.num_slots(), 1);
+  EXPECT_EQ(AllocatorOf(CurrentDevice()).stats().current_bytes,
+            before + kBytes);
+  EXPECT_NE(pool.Take(kBytes), held);
+  EXPECT_EQ(pool.num_slots(), 2);
 }
 
 // The memory of a slot may be a block that the host gave back while work on it

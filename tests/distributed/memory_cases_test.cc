@@ -75,7 +75,7 @@ TEST(MemoryCases, Mem04BuffersDoNotGrowWithLayers) {
 
 // MEM-05: after a forward without gradients parameters are sharded, and there
 // is the shards' memory and that of one unit's buffer, which is kept for the
-// next forward.
+// next forward, or released when asked.
 TEST(MemoryCases, Mem05EvaluationLeavesShards) {
   constexpr int64_t kLayerBytes = 32 * 32 * 4;
   const MemoryModel model = EqualLayers(16, 32);
@@ -92,7 +92,35 @@ TEST(MemoryCases, Mem05EvaluationLeavesShards) {
           16 * kLayerBytes / test.plan.shard_ranks + (whole ? 0 : kLayerBytes));
       EXPECT_EQ(OrThrow(run.sharded().StateOf("l3.weight")),
                 UnitState::kSharded);
+      run.sharded().ReleaseBuffers();
+      EXPECT_EQ(StatsNow().current_bytes,
+                16 * kLayerBytes / test.plan.shard_ranks);
+      EXPECT_EQ(StatsNow().reserved_bytes, StatsNow().current_bytes);
     }
+  });
+}
+
+// Buffers that were released in the middle of training change nothing.
+TEST(MemoryCases, Mem05TrainingGoesOnAfterBuffersWereReleased) {
+  const MemoryModel model = TinyGpt2();
+  ForEachStrategy([&](const MemoryCase& test, const World& world) {
+    MemoryRun released(model, test, world);
+    MemoryRun undisturbed(model, test, world);
+    for (int step = 0; step < 3; ++step) {
+      released.Step();
+      released.sharded().ReleaseBuffers();
+      undisturbed.Step();
+    }
+    std::vector<std::vector<float>> expected;
+    undisturbed.sharded().ForEachFullParameter(
+        [&](const std::string&, const Tensor& whole) {
+          expected.push_back(whole.ToVector<float>());
+        });
+    size_t at = 0;
+    released.sharded().ForEachFullParameter(
+        [&](const std::string& name, const Tensor& whole) {
+          EXPECT_EQ(whole.ToVector<float>(), expected[at++]) << name;
+        });
   });
 }
 
