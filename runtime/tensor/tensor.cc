@@ -87,10 +87,10 @@ Tensor Tensor::FromBytes(const void* data, const Shape& shape,
 }
 
 bool Tensor::IsContiguous() const {
+  if (num_elements() == 0) return true;
   int64_t expected = 1;
   for (int d = num_dims() - 1; d >= 0; --d) {
     if (shape_.sizes()[d] == 1) continue;
-    if (shape_.sizes()[d] == 0) return true;
     if (strides_[d] != expected) return false;
     expected *= shape_.sizes()[d];
   }
