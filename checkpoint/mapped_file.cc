@@ -1,0 +1,46 @@
+#include "checkpoint/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/data/file_io.h"
+
+namespace tessera {
+
+MappedFile::MappedFile(std::string path, std::string_view bytes)
+    : path_(std::move(path)), bytes_(bytes) {}
+
+MappedFile::~MappedFile() {
+  if (bytes_.empty()) return;
+  munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+}
+
+absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
+    const std::string& path) {
+  const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info;
+  if (fd.get() < 0 || fstat(fd.get(), &info) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("open ", path, ": wanted a regular file"));
+  }
+  std::string_view bytes;
+  if (info.st_size > 0) {  // An empty file has nothing to map.
+    void* data =
+        mmap(nullptr, info.st_size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+    if (data == MAP_FAILED) {
+      return absl::ErrnoToStatus(errno, absl::StrCat("map ", path));
+    }
+    bytes = {static_cast<const char*>(data), static_cast<size_t>(info.st_size)};
+  }
+  return std::shared_ptr<const MappedFile>(new MappedFile(path, bytes));
+}
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+// A file as memory.
+#include "checkpoint/mapped_file.h"
+
+#include <cstdio>
+
+#include "runtime/data/file_io.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tessera {
+namespace {
+
+std::string TestPath(const std::string& name) {
+  return testing::TempDir() + "/" + name;
+}
+
+TEST(MappedFileTest, ShowsTheContent) {
+  const std::string path = TestPath("content");
+  ASSERT_OK(WriteFile(path, "some bytes"));
+  const auto file = MappedFile::Open(path);
+  ASSERT_OK(file);
+  EXPECT_EQ((*file)->bytes(), "some bytes");
+  EXPECT_EQ((*file)->num_bytes(), 10);
+  EXPECT_EQ((*file)->path(), path);
+}
+
+TEST(MappedFileTest, KeepsWhatWasThereWhenTheFileIsReplaced) {
+  const std::string path = TestPath("replaced");
+  ASSERT_OK(WriteFile(path, "before"));
+  const auto file = MappedFile::Open(path);
+  ASSERT_OK(file);
+  ASSERT_OK(WriteFile(path, "after, and longer"));
+  EXPECT_EQ((*file)->bytes(), "before");
+  ASSERT_EQ(std::remove(path.c_str()), 0);
+  EXPECT_EQ((*file)->bytes(), "before");
+}
+
+TEST(MappedFileTest, AnEmptyFileHasNoBytes) {
+  const std::string path = TestPath("empty");
+  ASSERT_OK(WriteFile(path, ""));
+  const auto file = MappedFile::Open(path);
+  ASSERT_OK(file);
+  EXPECT_TRUE((*file)->bytes().empty());
+}
+
+TEST(MappedFileTest, SaysWhichFileCouldNotBeOpened) {
+  EXPECT_THAT(MappedFile::Open(TestPath("absent")),
+              StatusIs(absl::StatusCode::kNotFound, "absent"));
+  EXPECT_THAT(MappedFile::Open(testing::TempDir()),
+              StatusIs(absl::StatusCode::kInvalidArgument, "regular file"));
+}
+
+}  // namespace
+}  // namespace tessera

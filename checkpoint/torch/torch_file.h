@@ -1,0 +1,101 @@
+// Reads tensors and values of a file of torch.save, whole or in part.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/mapped_file.h"
+#include "checkpoint/torch/pickle_value.h"
+#include "checkpoint/torch/torch_container.h"
+#include "checkpoint/torch/torch_tensor.h"
+#include "runtime/tensor/tensor.h"
+
+namespace tessera {
+
+struct TorchEntry {
+  std::string name;
+  TorchTensor tensor;
+};
+
+struct TorchFileOptions {
+  // Compare a storage's checksum when a tensor is read that takes up all of
+  // it. torch itself never does, and some writers leave wrong ones.
+  bool verify = true;
+};
+
+// Opening checks the whole structure: no code is run, no tensor reaches over
+// its storage. Errors name the file, and the tensor or byte. Memory is a small
+// multiple of the pickle; tensors stay in the mapped file. Thread-safe.
+class TorchFile {
+ public:
+  static absl::StatusOr<TorchFile> Open(const std::string& path,
+                                        TorchFileOptions options = {});
+  // A file inside of something else: `bytes`, which `owner` keeps. `where` is
+  // what errors call it.
+  static absl::StatusOr<TorchFile> Parse(std::string_view bytes,
+                                         std::string where,
+                                         std::shared_ptr<const void> owner,
+                                         TorchFileOptions options = {});
+
+  TorchFile(TorchFile&&) = default;
+  TorchFile& operator=(TorchFile&&) = default;
+
+  const std::string& where() const { return where_; }
+  // All tensors in the file's order. The name is the key in a state dict, the
+  // keys joined by "/" in nested dictionaries and lists, and "" for a file
+  // that is one tensor.
+  const std::vector<TorchEntry>& entries() const { return entries_; }
+  std::vector<std::string> names() const;
+  bool Contains(const std::string& name) const;
+  absl::StatusOr<const TorchEntry*> Info(const std::string& name) const;
+  // OK when the file is one dictionary of tensors with unique texts as keys.
+  absl::Status CheckStateDict() const;
+
+  // A new tensor on `device` (a CPU). Element types that tessera does not have
+  // are kUnimplemented.
+  absl::StatusOr<Tensor> Read(const std::string& name,
+                              Device device = CpuDevice()) const;
+  // Elements [begin, begin + length) in row-major order, as one dimension.
+  absl::StatusOr<Tensor> ReadElements(const std::string& name, int64_t begin,
+                                      int64_t length,
+                                      Device device = CpuDevice()) const;
+  // Rows [begin, begin + length) of dimension 0.
+  absl::StatusOr<Tensor> ReadRows(const std::string& name, int64_t begin,
+                                  int64_t length,
+                                  Device device = CpuDevice()) const;
+  // As ReadElements, of any element type, to memory of its size.
+  absl::Status ReadBytes(const std::string& name, int64_t begin, int64_t length,
+                         void* out) const;
+
+  // Everything that the file holds; tensors are loaded. Contiguous ones that
+  // share a storage share it afterwards, and tensors of unknown element types
+  // are PickleOther. An error when that would take more than ten times the
+  // file's size.
+  absl::StatusOr<PickleValue> ReadValue() const;
+  // Compares all checksums.
+  absl::Status Verify() const;
+
+ private:
+  TorchFile(std::string_view bytes, std::string where,
+            std::shared_ptr<const void> owner, TorchFileOptions options,
+            TorchContainer container);
+  absl::Status ListTensors();
+  absl::Status CheckRange(const TorchEntry& entry, int64_t begin,
+                          int64_t length) const;
+
+  std::string where_;
+  std::shared_ptr<const void> owner_;
+  TorchFileOptions options_;
+  int64_t num_bytes_;
+  TorchContainer container_;
+  std::vector<TorchEntry> entries_;
+  std::map<std::string_view, size_t> index_;  // Views into entries_.
+};
+
+}  // namespace tessera

@@ -1,0 +1,168 @@
+// Files that torch.save wrote read to the values that were saved. Walks every
+// file in a folder "torch" below $TESSERA_GOLDEN.
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/torch/torch_file.h"
+#include "checkpoint/torch/torch_writer.h"
+#include "runtime/data/file_io.h"
+#include "tests/formats/golden_files.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr char kExpected[] = ".expected.safetensors";
+
+std::vector<std::string> Files() {
+  return GoldenPaths("torch", [](const std::string& path) {
+    return fs::exists(path + kExpected);
+  });
+}
+
+// What JSON says of a value: tuples are arrays there, and integers beyond 64
+// bits texts.
+::testing::AssertionResult Says(const Json& json, const PickleValue& value,
+                                const std::string& path) {
+  const auto differs = [&] {
+    return ::testing::AssertionFailure() << path << ": wanted " << json.dump()
+                                         << ", got " << value.Describe();
+  };
+  if (json.is_null()) {
+    return value.is_none() ? ::testing::AssertionSuccess() : differs();
+  }
+  if (json.is_array()) {
+    const PickleItems* items = value.AsItems();
+    if (items == nullptr || items->size() != json.size()) return differs();
+    for (size_t i = 0; i < json.size(); ++i) {
+      const auto result =
+          Says(json[i], (*items)[i], absl::StrCat(path, "/", i));
+      if (!result) return result;
+    }
+    return ::testing::AssertionSuccess();
+  }
+  if (json.is_object()) {
+    for (const auto& [key, wanted] : json.items()) {
+      const PickleValue* found = value.Find(key);
+      if (found == nullptr) return differs() << " without " << key;
+      const auto result = Says(wanted, *found, path + "/" + key);
+      if (!result) return result;
+    }
+    return ::testing::AssertionSuccess();
+  }
+  bool same = false;
+  if (json.is_boolean()) same = value.AsBool() == json.get<bool>();
+  if (json.is_number_integer()) same = value.AsInt() == json.get<int64_t>();
+  if (json.is_number_float()) same = value.AsNumber() == json.get<double>();
+  if (json.is_string()) {
+    const auto text = json.get<std::string>();
+    same = (value.AsString() != nullptr && *value.AsString() == text) ||
+           (value.As<PickleBigInt>() != nullptr && value.Describe() == text);
+  }
+  return same ? ::testing::AssertionSuccess() : differs();
+}
+
+class GoldenTorchTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    auto file = TorchFile::Open(GetParam());
+    ASSERT_OK(file);
+    file_ = std::make_unique<TorchFile>(*std::move(file));
+    auto expected = ExpectedTensors::Open(GetParam() + kExpected);
+    ASSERT_OK(expected);
+    expected_ = std::make_unique<ExpectedTensors>(*std::move(expected));
+  }
+
+  std::string Read(const std::string& name, int64_t begin, int64_t length) {
+    const auto entry = file_->Info(name);
+    std::string bytes(length * (*entry)->tensor.type->element_bytes, '\0');
+    EXPECT_OK(file_->ReadBytes(name, begin, length, bytes.data()));
+    return bytes;
+  }
+
+  std::unique_ptr<TorchFile> file_;
+  std::unique_ptr<ExpectedTensors> expected_;
+};
+
+TEST_P(GoldenTorchTest, HasTheTensorsThatWereSaved) {
+  EXPECT_OK(file_->Verify());
+  EXPECT_EQ(file_->entries().size(), expected_->entries().size());
+  for (const SafetensorsEntry& wanted : expected_->entries()) {
+    ASSERT_TRUE(file_->Contains(wanted.name)) << wanted.name;
+    const TorchTensor& tensor = (*file_->Info(wanted.name))->tensor;
+    const int64_t count = tensor.shape.num_elements();
+    // Scalars were written as one element.
+    const bool same_shape =
+        tensor.shape == wanted.shape ||
+        (tensor.shape == Shape{} && wanted.shape == Shape{1});
+    EXPECT_TRUE(same_shape) << wanted.name << tensor.shape.ToString();
+    EXPECT_EQ(tensor.type->dtype, wanted.type->dtype) << wanted.name;
+    EXPECT_EQ(Read(wanted.name, 0, count), expected_->Bytes(wanted))
+        << wanted.name;
+  }
+}
+
+TEST_P(GoldenTorchTest, EverySliceIsAPartOfTheWhole) {
+  for (const SafetensorsEntry& wanted : expected_->entries()) {
+    const std::string whole = expected_->Bytes(wanted);
+    const int64_t count = wanted.shape.num_elements();
+    const int64_t bytes = wanted.type->num_bits / 8;
+    for (int64_t begin = 0; begin < count; ++begin) {
+      const int64_t length = (count - begin + 1) / 2;
+      ASSERT_EQ(Read(wanted.name, begin, length),
+                whole.substr(begin * bytes, length * bytes))
+          << wanted.name << " from " << begin;
+    }
+  }
+}
+
+TEST_P(GoldenTorchTest, HasTheValuesThatWereSaved) {
+  const auto value = file_->ReadValue();
+  ASSERT_OK(value);
+  if (std::ifstream values(GetParam() + ".values.json"); values) {
+    EXPECT_TRUE(Says(Json::parse(values), *value, ""));
+  }
+  if (std::ifstream groups(GetParam() + ".param_groups.json"); groups) {
+    ASSERT_NE(value->Find("param_groups"), nullptr);
+    EXPECT_TRUE(
+        Says(Json::parse(groups), *value->Find("param_groups"), "groups"));
+  }
+}
+
+TEST_P(GoldenTorchTest, IsTheSameWhenWrittenAgain) {
+  const auto value = file_->ReadValue();
+  ASSERT_OK(value);
+  const std::string path =
+      testing::TempDir() + "/" + fs::path(GetParam()).filename().string();
+  const absl::Status written = WriteTorchFile(path, *value);
+  bool all_known = true;
+  for (const TorchEntry& entry : file_->entries()) {
+    all_known = all_known && entry.tensor.type->dtype.has_value();
+  }
+  if (!all_known) {
+    EXPECT_THAT(written, StatusIs(absl::StatusCode::kInvalidArgument,
+                                  "cannot write a tensor"));
+    return;
+  }
+  ASSERT_OK(written);
+  const auto again = TorchFile::Open(path);
+  ASSERT_OK(again);
+  const auto value_again = again->ReadValue();
+  ASSERT_OK(value_again);
+  EXPECT_TRUE(*value_again == *value);
+  EXPECT_LE(fs::file_size(path), fs::file_size(GetParam()) * 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GoldenTorchTest, ::testing::ValuesIn(Files()),
+                         [](const auto& info) {
+                           return GoldenTestName(info.param, info.index);
+                         });
+
+}  // namespace
+}  // namespace tessera
