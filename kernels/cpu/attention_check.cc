@@ -29,6 +29,21 @@ bool Matches(const TensorView& a, const TensorView& b) {
          (a.stride(-1) == 1 || a.size(-1) == 1);
 }
 
+absl::Status CheckDropout(const AttentionArgs& args) {
+  const double probability = args.dropout.probability;
+  if (!(probability >= 0 && probability < 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Attention: wants a probability of dropout in [0, 1), got ",
+        probability));
+  }
+  if (probability > 0 && (args.q.sizes[2] > kMaxDropoutHeads ||
+                          args.q.sizes[1] > kMaxDropoutQueries ||
+                          args.k.sizes[1] > kMaxDropoutKeys)) {
+    return Invalid("fewer heads, queries or keys to drop weights of", args);
+  }
+  return absl::OkStatus();
+}
+
 // Of a vector of D, rounded up for any instruction set.
 int64_t PaddedDim(int64_t dim) { return (dim + 15) / 16 * 16; }
 
@@ -56,18 +71,7 @@ absl::Status CheckAttention(const AttentionArgs& args) {
       (args.mask.sliding_window > 0 && !args.mask.causal)) {
     return Invalid("a sliding window that is positive, and causal", args);
   }
-  const double probability = args.dropout.probability;
-  if (!(probability >= 0 && probability < 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Attention: wants a probability of dropout in [0, 1), got ",
-        probability));
-  }
-  if (probability > 0 &&
-      (q.sizes[2] > kMaxDropoutHeads || q.sizes[1] > kMaxDropoutQueries ||
-       k.sizes[1] > kMaxDropoutKeys)) {
-    return Invalid("fewer heads, queries or keys to drop weights of", args);
-  }
-  return absl::OkStatus();
+  return CheckDropout(args);
 }
 
 absl::Status CheckAttentionBackward(const AttentionBackwardArgs& args) {
