@@ -6,6 +6,8 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
@@ -324,6 +326,11 @@ absl::Status CheckTogether(const TrainOptions& options) {
 
 absl::Status ParseTrainFlags(int argc, char** argv) {
   absl::SetProgramUsageMessage("Trains a transformer, sharded over ranks.");
+  absl::FlagsUsageConfig usage;
+  usage.contains_help_flags = [](absl::string_view file) {
+    return absl::StrContains(file, kSource);
+  };
+  absl::SetFlagsUsageConfig(usage);
   const std::string config = FindConfigFlag(argc, argv);
   if (!config.empty()) RETURN_IF_ERROR(LoadFlagFile(config, kSource));
   RETURN_IF_ERROR(CheckArguments(argc, argv, kSource));

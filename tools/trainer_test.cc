@@ -188,6 +188,7 @@ Outcome TrainWithDropout(int num_ranks, bool recompute,
 
 // Masks, those of attention's weights too, follow the sample of the global
 // batch: ranks that share a batch train as one process that has all of it.
+// J.96: whether or not activations are made again.
 TEST(TrainerTest, DropoutDoesNotDependOnRanks) {
   const Outcome one = TrainWithDropout(1, /*recompute=*/false);
   FullyShardOptions flat;

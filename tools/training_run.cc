@@ -33,6 +33,35 @@ double Seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
+std::string ReshardText(const FullyShardOptions& options) {
+  if (!options.reshard_after_forward.has_value()) return "true";
+  if (const bool* flag = std::get_if<bool>(&*options.reshard_after_forward)) {
+    return *flag ? "true" : "false";
+  }
+  return absl::StrCat(std::get<int>(*options.reshard_after_forward));
+}
+
+// How the model lies on its ranks and what runs ahead.
+std::string ShardingText(FullyShardedModule& sharded) {
+  const FullyShardOptions& options = sharded.options();
+  const DeviceMesh& mesh = sharded.mesh();
+  std::string text =
+      options.fsdp_version == 2
+          ? absl::StrCat("version 2, reshard after forward ",
+                         ReshardText(options))
+          : absl::StrCat("version 1, ", ShardingStrategyName(
+                                            options.sharding_strategy.value_or(
+                                                ShardingStrategy::kFullShard)));
+  absl::StrAppend(&text, " on ", mesh.shape().ToString(), ", ",
+                  BackwardPrefetchName(options.backward_prefetch));
+  if (options.forward_prefetch) text += ", forward prefetch";
+  text += options.limit_all_gathers ? ", limited gathers" : ", any gathers";
+  const StreamMode mode = ComputeStreamMode(CurrentDevice());
+  text += mode == StreamMode::kQueued ? "; queued compute stream"
+                                      : "; inline compute stream";
+  return text;
+}
+
 // Every rank's `value`, of which all have to be the same.
 absl::Status AgreeOnValue(Communicator& world, const std::string& what,
                           const std::string& value) {
@@ -54,7 +83,9 @@ absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(
     const StopSignal& stop) {
   std::unique_ptr<TrainingRun> run(
       new TrainingRun(options, std::move(world), stop));
-  run->num_steps_ = options.steps;
+  run->num_steps_ = run->steps_are_chosen_
+                        ? options.steps
+                        : std::max(options.steps, kNumMeasuredSteps);
   run->model_text_ = SerializeModelConfig(options.model);
   run->state_.seed = options.seed;
   Communicator& ranks = *run->world_;
@@ -154,7 +185,7 @@ absl::Status TrainingRun::OpenFolder() {
     ASSIGN_OR_RETURN(state_, ResumeRun(Parts(), options_.resume, state_));
     sampler_->Seek(state_.data_position);
     if (options_.minutes > 0) {
-      TESSERA_CHECK(absl::SimpleAtoi(state_.values["num_steps"], &num_steps_));
+      RETURN_IF_ERROR(TakeChosenSteps());
     }
   }
   absl::Status status;
@@ -165,6 +196,23 @@ absl::Status TrainingRun::OpenFolder() {
     if (file.ok()) metrics_.emplace(*std::move(file));
   }
   return world_->AgreeOnStatus(status, "open metrics");
+}
+
+// How long the run is was found before it stopped, or will be measured now.
+absl::Status TrainingRun::TakeChosenSteps() {
+  int64_t saved = 0;
+  if (!absl::SimpleAtoi(state_.values["chosen_steps"], &saved)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--minutes: the checkpoint ", options_.resume,
+                     " is of a run without it; give --steps instead"));
+  }
+  if (saved == 0) {
+    num_steps_ = std::max(num_steps_, state_.step + kNumMeasuredSteps);
+    return absl::OkStatus();
+  }
+  num_steps_ = saved;
+  steps_are_chosen_ = true;
+  return absl::OkStatus();
 }
 
 RunParts TrainingRun::Parts() {
@@ -191,6 +239,7 @@ void TrainingRun::PrintPlan() const {
                           text_->validation.num_predicted()) /
           1e6,
       static_cast<int>(options_.batch * text_->train.num_predicted()));
+  std::printf("%s\n", ShardingText(*sharded_).c_str());
   if (!folder_.empty()) std::printf("writes to %s\n", folder_.c_str());
   std::fflush(stdout);
 }
@@ -225,8 +274,7 @@ absl::Status TrainingRun::Train(bool* stopped) {
   while (state_.step < num_steps_ && !*stopped) {
     const StepResult result = TakeStep();
     *stopped = result.stop;
-    if (options_.minutes > 0 && options_.resume.empty() &&
-        state_.step - first_step == kNumMeasuredSteps) {
+    if (!steps_are_chosen_ && state_.step - first_step == kNumMeasuredSteps) {
       RETURN_IF_ERROR(ChooseNumSteps());
     }
     RETURN_IF_ERROR(Report(result));
@@ -273,6 +321,7 @@ absl::Status TrainingRun::ChooseNumSteps() {
   ASSIGN_OR_RETURN(const std::vector<std::string> all,
                    world_->AllGatherBytes(absl::StrCat(mine), "steps"));
   TESSERA_CHECK(absl::SimpleAtoi(all[0], &num_steps_));
+  steps_are_chosen_ = true;
   return absl::OkStatus();
 }
 
@@ -315,7 +364,11 @@ absl::Status TrainingRun::Report(const StepResult& result) {
 }
 
 absl::Status TrainingRun::Save() {
-  state_.values["num_steps"] = absl::StrCat(num_steps_);
+  state_.values.erase("chosen_steps");
+  if (options_.minutes > 0) {
+    state_.values["chosen_steps"] =
+        absl::StrCat(steps_are_chosen_ ? num_steps_ : 0);
+  }
   state_.values["options"] = TrainFlagsAsYaml();
   ASSIGN_OR_RETURN(last_checkpoint_, SaveRun(Parts(), state_));
   return absl::OkStatus();

@@ -38,12 +38,16 @@ class TrainingRun {
  private:
   TrainingRun(const TrainOptions& options, std::shared_ptr<Communicator> world,
               const StopSignal& stop)
-      : options_(options), world_(std::move(world)), stop_(stop) {}
+      : options_(options),
+        world_(std::move(world)),
+        stop_(stop),
+        steps_are_chosen_(options.minutes == 0) {}
 
   absl::Status OpenText();
   absl::Status MakeShardedModel();
   absl::Status MakeTrainer();
   absl::Status OpenFolder();
+  absl::Status TakeChosenSteps();
   absl::Status MeasurePeak();
 
   void PrintPlan() const;
@@ -54,7 +58,6 @@ class TrainingRun {
   absl::Status Save();
   absl::Status Finish(bool stopped);
   void PrintSample();
-  double SecondsSinceStart() const;
   RunParts Parts();
   bool first() const { return world_->rank() == 0; }
 
@@ -73,6 +76,7 @@ class TrainingRun {
   std::optional<MetricsFile> metrics_;
   RunState state_;  // As of the last finished step.
   int64_t num_steps_ = 0;
+  bool steps_are_chosen_;  // Or, with --minutes, still to be measured.
   double peak_flops_ = 0;  // Of all ranks together.
   // Since when, and from which step on, the speed is counted.
   std::chrono::steady_clock::time_point start_;
