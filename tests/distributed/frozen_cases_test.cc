@@ -100,6 +100,53 @@ TEST(FrozenCases, Frz02FrozenUnitsAreReleasedInBackward) {
   }
 }
 
+// 16 layers of 256 KiB, whose bases are frozen: whatever backward needs at
+// once, it is no more than the shards and three layers.
+TEST(FrozenCases, Frz02BackwardHoldsShardsAndThreeLayers) {
+  constexpr int64_t kWidth = 256;
+  constexpr int64_t kLayerBytes = (kWidth * kWidth + 2 * 2 * kWidth) * 4;
+  constexpr int kLayers = 16;
+  Scenario scenario;
+  scenario.learning_rate = 0;
+  scenario.make_model = [] {
+    auto model = std::make_shared<CaseModule>("Adapted stack");
+    std::vector<std::shared_ptr<CaseModule>> layers;
+    for (int i = 0; i < kLayers; ++i) {
+      layers.push_back(
+          model->AddChild(absl::StrCat("l", i), MakeAdapted(kWidth, 2)));
+    }
+    model->body = [layers](const Variable& x) {
+      Variable y = x;
+      for (const auto& layer : layers) {
+        y = functions::Scale((*layer)(y), 0.01);
+      }
+      return y;
+    };
+    return model;
+  };
+  scenario.train = [](Module& model, Pass& pass) {
+    const Variable x = CaseInput(1, kWidth, pass.rank(), pass.step());
+    const Variable loss = SumOfSquares(Case(model)(x));
+    AllocatorOf(CurrentDevice()).ResetPeak();
+    pass.Backward(loss);
+  };
+  for (const BackwardPrefetch prefetch :
+       {BackwardPrefetch::kNone, BackwardPrefetch::kPre,
+        BackwardPrefetch::kPost}) {
+    for (Mode mode : {FullShard(), PerParameter()}) {
+      mode.options.backward_prefetch = prefetch;
+      SCOPED_TRACE(
+          absl::StrCat(mode.name, " ", BackwardPrefetchName(prefetch)));
+      RunSharded(scenario, 2, mode, [&](Module&, FullyShardedModule&) {
+        const MemoryStats stats = AllocatorOf(CurrentDevice()).stats();
+        EXPECT_LE(stats.peak_bytes,
+                  kLayers * kLayerBytes / 2 + 3 * kLayerBytes);
+        EXPECT_GT(stats.peak_bytes, kLayers * kLayerBytes / 2 + kLayerBytes);
+      });
+    }
+  }
+}
+
 TEST(FrozenCases, Frz07UnusedInputThatWantsAGradient) {
   const Scenario scenario{
       .make_model =

@@ -111,7 +111,19 @@ Scenario OneWeight(int num_parts,
           .num_steps = 1};
 }
 
-// A running bfloat16 sum of ones would stay at 256; 8 ranks of 128 each.
+// A running bfloat16 sum of ones would stay at 256: 8 ranks, 128 times.
+TEST(MixedPrecisionCases, Mix03OnesOfBFloat16AddUpTo1024) {
+  const Scenario scenario = OneWeight(128, [](int, int) { return 1.0; });
+  for (Mode mode : AllModes(8)) {
+    mode.options.mixed_precision.param_dtype = DType::kBFloat16;
+    mode.options.mixed_precision.reduce_dtype = DType::kBFloat16;
+    mode.options.gradient_divisor = 1.0;
+    const Outcome outcome = RunSharded(scenario, 8, mode);
+    EXPECT_EQ(outcome.gradients.at("w")[0], 1024.0) << mode.name;
+  }
+}
+
+// In one reduction.
 TEST(MixedPrecisionCases, Mix03ReductionOfBFloat16SumsInFloat32) {
   const Scenario scenario =
       OneWeight(1, [](int rank, int) { return rank == 0 ? 256.0 : 1.0; });

@@ -2,7 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "runtime/device/stream.h"
 #include "tests/distributed/case_models.h"
 #include "tests/distributed/sharded_run.h"
 
@@ -37,6 +44,48 @@ TEST(TimingCases, Grd12DelaysChangeNoBit) {
       EXPECT_TRUE(actual.losses == expected.losses);
       EXPECT_TRUE(actual.parameters == expected.parameters);
     }
+  }
+}
+
+int NumBackwards() {
+  const char* text = std::getenv("TIMING_BACKWARDS");
+  return text == nullptr ? 10 : std::atoi(text);
+}
+
+// What each rank holds of the gradients, after each backward.
+using Gradients = std::vector<std::vector<std::vector<double>>>;
+
+Gradients GradientsOf(const Mode& mode, int num_backwards) {
+  Gradients gradients(4);
+  Scenario scenario = Layers(num_backwards);
+  scenario.train = [&gradients, train = scenario.train](Module& model,
+                                                        Pass& pass) {
+    train(model, pass);
+    std::vector<double> mine;
+    for (const NamedVariable& p : model.NamedParameters()) {
+      if (!p.variable.grad().defined()) continue;
+      const std::vector<double> grad = p.variable.grad().ToDoubles();
+      mine.insert(mine.end(), grad.begin(), grad.end());
+    }
+    gradients[pass.rank()].push_back(std::move(mine));
+  };
+  RunSharded(scenario, 4, mode);
+  return gradients;
+}
+
+// Delays up to 5 ms before and after each collective of a grid, and before the
+// copies and kernels behind them.
+TEST(TimingCases, Grd12EveryGradientIsThatWithoutDelays) {
+  for (Mode mode : AllModes(4)) {
+    if (mode.mesh.replicate != 2) continue;
+    SCOPED_TRACE(mode.name);
+    const Gradients expected = GradientsOf(mode, NumBackwards());
+    ASSERT_EQ(expected[3].size(), static_cast<size_t>(NumBackwards()));
+    ASSERT_FALSE(expected[3][0].empty());
+    mode.compute = StreamMode::kQueued;
+    mode.longest_delay = absl::Milliseconds(5);
+    const Gradients actual = GradientsOf(mode, NumBackwards());
+    EXPECT_TRUE(actual == expected);
   }
 }
 
