@@ -23,6 +23,7 @@ class SafetensorsFile {
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
+  int64_t num_bytes() const { return file_.num_bytes(); }
   // In the order in which they lie in the file.
   std::vector<std::string> names() const;
   bool Contains(const std::string& name) const;
