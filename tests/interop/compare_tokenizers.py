@@ -1,0 +1,170 @@
+"""Compares ids and texts with the tokenizers package's.
+
+    python compare_tokenizers.py TOKENIZE_LINES [FOLDER...] [--texts=N] [--seed=N]
+
+TOKENIZE_LINES is the program of tokenize_lines.cc. Each FOLDER holds a
+tokenizer.json; without one, the golden ones are taken, and variants of them with
+every normalizer, pre-tokenizer and decoder that is supported. Texts are random
+Unicode (characters that old versions know too), words of English, added tokens
+and white space. Ends with an error at the first difference.
+"""
+import argparse
+import glob
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import unicodedata
+
+from tokenizers import Tokenizer
+
+WORDS = ("the of and to in that it is was I'm we'LL don't naïve café "
+         "Straße 東京都 🙂👩‍👩‍👧 12345 3.14 a_b ab-cd ABC İstanbul ﬁ Å ﷺ ½ Ⅷ "
+         "zebra zebras <extra> <|endoftext|> <|im_start|> <s> </s> <0x41>").split(" ")
+SPACES = [" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u2003",
+          "\u3000", "\u2581", "\u180e", "\u200b", ""]
+
+
+def known(code):
+    """Assigned long ago: its properties are the same in every version."""
+    if 0xD800 <= code < 0xE000:
+        return False
+    c = chr(code)
+    return unicodedata.ucd_3_2_0.category(c) == unicodedata.category(c) != "Cn"
+
+
+CHARACTERS = [chr(c) for c in range(0x20000) if known(c)]
+
+
+def random_text(rng):
+    parts = []
+    for _ in range(rng.randrange(12)):
+        kind = rng.randrange(6)
+        if kind == 0:
+            parts += rng.choices(CHARACTERS, k=rng.randrange(1, 8))
+        elif kind == 1:
+            parts += [chr(rng.randrange(32, 127)) for _ in range(rng.randrange(8))]
+        elif kind == 2:
+            parts.append(rng.choice("abcdefgh1 .") * rng.randrange(60))
+        else:
+            parts.append(rng.choice(WORDS))
+        parts.append(rng.choice(SPACES))
+    return "".join(parts)
+
+
+def split(regex, behavior, invert=False):
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior,
+            "invert": invert}
+
+
+BEHAVIORS = ["Isolated", "Removed", "MergedWithPrevious", "MergedWithNext",
+             "Contiguous"]
+PREFIX = {"type": "Prepend", "prepend": "\u2581"}
+NORMALIZERS = [{"type": t} for t in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase")] + [
+    PREFIX,
+    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+    {"type": "Replace", "pattern": {"Regex": "\\s+|[aeiou]{2,}"}, "content": " "},
+    {"type": "Strip", "strip_left": True, "strip_right": False},
+    {"type": "Strip", "strip_left": False, "strip_right": True},
+    {"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "Lowercase"}]},
+]
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+              "use_regex": False}
+PRE_TOKENIZERS = [
+    {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+     "use_regex": True},
+    {"type": "Whitespace"},
+    {"type": "WhitespaceSplit"},
+    {"type": "Punctuation", "behavior": "MergedWithNext"},
+    {"type": "Digits", "individual_digits": False},
+    {"type": "Digits", "individual_digits": True},
+] + [
+    {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": cut}
+    for scheme in ("always", "first", "never") for cut in (True, False)
+] + [
+    split(regex, behavior, invert)
+    for regex in ("\\w+|\\s", "[^\\s\\w]+|\\d", "^.|[b-d]{1,2}+|e$|\\h", "x*", "\\S\\s(?=\\S)", "\\b[[:alpha:]]|\\B\\W")
+    for behavior in BEHAVIORS for invert in (False, True)
+]
+DECODERS = [
+    None,
+    {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+     "use_regex": True},
+    {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
+    {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": True},
+    {"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"Regex": "\u2581+"}, "content": "_"},
+        {"type": "ByteFallback"},
+        {"type": "Strip", "content": "_", "start": 2, "stop": 0}]},
+]
+
+
+def variants(path):
+    """The tokenizer itself, and others with one thing changed."""
+    base = json.load(open(path))
+    yield "as it is", base
+    for key, values in (("normalizer", NORMALIZERS), ("pre_tokenizer", PRE_TOKENIZERS),
+                        ("decoder", DECODERS)):
+        for value in values:
+            yield f"{key} {json.dumps(value)}", {**base, key: value}
+    for value in PRE_TOKENIZERS:
+        steps = {"type": "Sequence", "pretokenizers": [value, BYTE_LEVEL]}
+        yield f"pre_tokenizer {json.dumps(value)}, ByteLevel", {**base, "pre_tokenizer": steps}
+    for change in ({"unk_token": None}, {"fuse_unk": False}, {"byte_fallback": False},
+                   {"ignore_merges": True}):
+        model = {**base["model"], **change}
+        yield f"model {change}", {**base, "model": model}
+    model = {**base["model"], "vocab": {t: i for t, i in base["model"]["vocab"].items()
+                                        if not t.startswith("<0x8")}}
+    yield "some byte tokens missing", {**base, "model": model}
+
+
+def compare(program, path, texts, what):
+    theirs = Tokenizer.from_file(path)
+    lines = "".join(json.dumps(text) + "\n" for text in texts)
+    run = subprocess.run([program, path], input=lines.encode(), capture_output=True)
+    if run.returncode != 0:
+        sys.exit(f"{what}: {run.stderr.decode()}")
+    rows = run.stdout.decode().split("\n")[:-1]
+    assert len(rows) == len(texts), what
+    for text, row in zip(texts, rows):
+        row = json.loads(row)
+        ids = theirs.encode(text).ids
+        plain = theirs.encode(text, add_special_tokens=False).ids
+        wanted = {"ids": ids, "ids_without_special": plain,
+                  "decoded": theirs.decode(plain, skip_special_tokens=False),
+                  "decoded_skip_special": theirs.decode(ids, skip_special_tokens=True)}
+        for key, value in wanted.items():
+            if row[key] != value:
+                sys.exit(f"{what}: {key} of {text!r}:\n wanted {value!r}\n got    {row[key]!r}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("folders", nargs="*")
+    parser.add_argument("--texts", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    here = os.path.dirname(os.path.abspath(__file__))
+    golden = sorted(glob.glob(os.path.join(here, "../golden/tokenizers/*")))
+    num_compared = 0
+    for folder in args.folders or golden:
+        path = os.path.join(folder, "tokenizer.json")
+        for what, value in [("as it is", None)] if args.folders else variants(path):
+            with tempfile.TemporaryDirectory() as scratch:
+                tested = path
+                if value is not None:
+                    tested = os.path.join(scratch, "tokenizer.json")
+                    json.dump(value, open(tested, "w"))
+                texts = [random_text(rng) for _ in range(args.texts)]
+                compare(args.program, tested, texts, f"{folder}: {what}")
+                num_compared += 1
+    print(f"{num_compared} tokenizers, {args.texts} texts each: equal")
+
+
+if __name__ == "__main__":
+    main()
