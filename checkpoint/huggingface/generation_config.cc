@@ -1,0 +1,103 @@
+#include "checkpoint/huggingface/generation_config.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/status.h"
+#include "runtime/data/file_io.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+
+absl::Status Wrong(const std::string& name, const Json& value,
+                   const std::string& wanted) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", name, "\" is ", value.dump(), ", but must be ", wanted));
+}
+
+// Null is as if it were not there.
+bool Has(const Json& json, const std::string& name) {
+  return json.contains(name) && !json[name].is_null();
+}
+
+absl::Status Read(const Json& json, const std::string& name,
+                  std::optional<int64_t>& out) {
+  if (!Has(json, name)) return absl::OkStatus();
+  if (!json[name].is_number_integer()) {
+    return Wrong(name, json[name], "an integer");
+  }
+  out = json[name].get<int64_t>();
+  return absl::OkStatus();
+}
+
+absl::Status Read(const Json& json, const std::string& name,
+                  std::optional<double>& out) {
+  if (!Has(json, name)) return absl::OkStatus();
+  if (!json[name].is_number()) return Wrong(name, json[name], "a number");
+  out = json[name].get<double>();
+  return absl::OkStatus();
+}
+
+absl::Status Read(const Json& json, const std::string& name,
+                  std::optional<bool>& out) {
+  if (!Has(json, name)) return absl::OkStatus();
+  if (!json[name].is_boolean()) {
+    return Wrong(name, json[name], "true or false");
+  }
+  out = json[name].get<bool>();
+  return absl::OkStatus();
+}
+
+// One id, or a list of them.
+absl::Status ReadIds(const Json& json, const std::string& name,
+                     std::vector<int64_t>& out) {
+  if (!Has(json, name)) return absl::OkStatus();
+  const Json& value = json[name];
+  const Json ids = value.is_array() ? value : Json::array({value});
+  for (const Json& id : ids) {
+    if (!id.is_number_integer()) {
+      return Wrong(name, value, "an integer or a list of them");
+    }
+    out.push_back(id.get<int64_t>());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<GenerationConfig> ParseGenerationConfig(
+    const std::string& json_text) {
+  const Json json = Json::parse(json_text, /*cb=*/nullptr,
+                                /*allow_exceptions=*/false);
+  if (!json.is_object()) {
+    return absl::InvalidArgumentError("is not a JSON object");
+  }
+  GenerationConfig config;
+  RETURN_IF_ERROR(Read(json, "bos_token_id", config.bos_token_id));
+  RETURN_IF_ERROR(ReadIds(json, "eos_token_id", config.eos_token_ids));
+  RETURN_IF_ERROR(Read(json, "pad_token_id", config.pad_token_id));
+  RETURN_IF_ERROR(Read(json, "do_sample", config.do_sample));
+  RETURN_IF_ERROR(Read(json, "temperature", config.temperature));
+  RETURN_IF_ERROR(Read(json, "top_k", config.top_k));
+  RETURN_IF_ERROR(Read(json, "top_p", config.top_p));
+  RETURN_IF_ERROR(Read(json, "max_new_tokens", config.max_new_tokens));
+  return config;
+}
+
+absl::StatusOr<GenerationConfig> ReadGenerationConfig(
+    const std::string& folder) {
+  std::string path = folder + "/generation_config.json";
+  absl::StatusOr<std::string> text = ReadFile(path);
+  if (absl::IsNotFound(text.status())) {
+    path = folder + "/config.json";
+    text = ReadFile(path);
+  }
+  if (!text.ok()) return text.status();
+  absl::StatusOr<GenerationConfig> config = ParseGenerationConfig(*text);
+  if (!config.ok()) return Annotate(config.status(), path);
+  return config;
+}
+
+}  // namespace tessera

@@ -1,0 +1,338 @@
+#include "checkpoint/huggingface/load_weights.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "checkpoint/huggingface/folder_weights.h"
+#include "checkpoint/huggingface/load_target.h"
+#include "kernels/status.h"
+#include "runtime/data/checksum.h"
+#include "runtime/device/stream.h"
+#include "runtime/ops/elementwise.h"
+
+namespace tessera {
+namespace {
+
+// How much of a tensor is read, converted or sent at once.
+constexpr int64_t kChunkBytes = 16 << 20;
+
+using Targets = std::vector<LoadTarget>;
+using Matches = std::vector<WeightMatch>;
+
+absl::StatusOr<Matches> Match(const Targets& targets,
+                              const WeightSource& source,
+                              const MatchOptions& options) {
+  std::vector<WantedWeight> wanted;
+  for (const LoadTarget& target : targets) wanted.push_back(target.wanted);
+  return MatchWeights(wanted, source.weights(), options);
+}
+
+// Calls f(begin, length) for chunks of [begin, end).
+absl::Status ForEachChunk(
+    int64_t begin, int64_t end, DType dtype,
+    const std::function<absl::Status(int64_t, int64_t)>& f) {
+  const int64_t step = kChunkBytes / ElementBytes(dtype);
+  for (int64_t at = begin; at < end; at += step) {
+    RETURN_IF_ERROR(f(at, std::min(step, end - at)));
+  }
+  return absl::OkStatus();
+}
+
+// As ForEachChunk; all at once where the target wants that.
+absl::Status ForEachPiece(
+    const LoadTarget& target, int64_t begin, int64_t end, DType dtype,
+    const std::function<absl::Status(int64_t, int64_t)>& f) {
+  if (target.row_major()) return ForEachChunk(begin, end, dtype, f);
+  return f(0, target.wanted.shape.num_elements());
+}
+
+DType SourceType(const WeightSource& source, const WeightMatch& match) {
+  return *source.weights().at(*match.name).dtype;
+}
+
+absl::Status ReadTarget(const LoadTarget& target, const WeightMatch& match,
+                        const WeightSource& source) {
+  if (!match.name.has_value() || target.local.num_elements() == 0) {
+    return absl::OkStatus();
+  }
+  const int64_t end = target.begin + target.local.num_elements();
+  return ForEachPiece(target, target.begin, end, SourceType(source, match),
+                      [&](int64_t begin, int64_t length) -> absl::Status {
+                        ASSIGN_OR_RETURN(
+                            const Tensor piece,
+                            source.ReadElements(*match.name, begin, length,
+                                                target.local.device()));
+                        return Try([&] { target.Take(piece, begin); });
+                      });
+}
+
+absl::StatusOr<bool> SameValues(const WeightSource& source,
+                                const std::string& a, const std::string& b,
+                                int64_t num_elements) {
+  bool same = true;
+  RETURN_IF_ERROR(ForEachChunk(
+      0, num_elements, DType::kFloat64,
+      [&](int64_t begin, int64_t length) -> absl::Status {
+        if (!same) return absl::OkStatus();
+        ASSIGN_OR_RETURN(
+            Tensor x, source.ReadElements(a, begin, length, CurrentDevice()));
+        ASSIGN_OR_RETURN(
+            Tensor y, source.ReadElements(b, begin, length, CurrentDevice()));
+        return Try([&] {
+          if (x.dtype() != y.dtype()) {
+            x = ops::Cast(x, DType::kFloat32);
+            y = ops::Cast(y, DType::kFloat32);
+            ComputeStream(x.device()).Synchronize();
+          }
+          same = std::memcmp(x.data(), y.data(), x.num_bytes()) == 0;
+        });
+      }));
+  return same;
+}
+
+// A parameter that is tied here may stand twice in a file.
+absl::Status WarnOfUntied(const Targets& targets, const Matches& matches,
+                          const WeightSource& source) {
+  for (size_t i = 0; i < targets.size(); ++i) {
+    for (const std::string& other : matches[i].tied) {
+      ASSIGN_OR_RETURN(const bool same,
+                       SameValues(source, *matches[i].name, other,
+                                  targets[i].wanted.shape.num_elements()));
+      if (same) continue;
+      spdlog::warn(
+          "load weights: {} and {} are tied in the model but differ in the "
+          "file; {} is used",
+          *matches[i].name, other, *matches[i].name);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Everything that must be the same in the files that ranks see.
+std::string Listing(const WeightSource& source) {
+  std::string text;
+  for (const auto& [name, weight] : source.weights()) {
+    absl::StrAppend(&text, name, " ", weight.type_name, " ",
+                    weight.shape.ToString(), "\n");
+  }
+  return text;
+}
+
+absl::Status CompareListings(const WeightSource& source, Communicator& world) {
+  const std::string mine = ChecksumText(Checksum(Listing(source)));
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   world.AllGatherBytes(mine, "load weights"));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "load weights: rank ", rank,
+        " finds other tensors than rank 0 in the files; give all ranks the "
+        "same files, or let rank 0 alone read"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EachRankReads(const Targets& targets, const WeightSource& source,
+                           const LoadOptions& options, Communicator& world) {
+  const absl::StatusOr<Matches> matches = Match(targets, source, options.match);
+  RETURN_IF_ERROR(world.AgreeOnStatus(matches.status(), "match weights"));
+  RETURN_IF_ERROR(CompareListings(source, world));
+  absl::Status status;
+  for (size_t i = 0; i < targets.size() && status.ok(); ++i) {
+    status = ReadTarget(targets[i], (*matches)[i], source);
+  }
+  if (status.ok() && world.rank() == 0) {
+    status = WarnOfUntied(targets, *matches, source);
+  }
+  return world.AgreeOnStatus(status, "read weights");
+}
+
+// [Note: rank 0 reads] Rank 0 says of each target the type that it is going to
+// send, -1 for nothing; then every rank takes part in the same broadcasts. An
+// error of the disk does not end them: rank 0 sends what it has, and all ranks
+// learn of the error at the end.
+class Handout {
+ public:
+  Handout(const Targets& targets, const WeightSource* source,
+          const LoadOptions& options, Communicator& world)
+      : targets_(targets), source_(source), options_(options), world_(world) {}
+
+  absl::Status Run() {
+    RETURN_IF_ERROR(Plan());
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      if (types_[i].has_value()) RETURN_IF_ERROR(Send(i));
+    }
+    if (reader() && status_.ok()) {
+      status_ = WarnOfUntied(targets_, matches_, *source_);
+    }
+    return world_.AgreeOnStatus(status_, "hand out weights");
+  }
+
+ private:
+  bool reader() const { return world_.rank() == 0; }
+
+  absl::Status Plan() {
+    absl::Status status;
+    std::vector<std::string> lines;
+    if (reader()) {
+      absl::StatusOr<Matches> matches =
+          Match(targets_, *source_, options_.match);
+      status = matches.status();
+      if (matches.ok()) matches_ = *std::move(matches);
+      for (size_t i = 0; i < matches_.size(); ++i) {
+        const int type =
+            matches_[i].name.has_value()
+                ? static_cast<int>(SourceType(*source_, matches_[i]))
+                : -1;
+        lines.push_back(absl::StrCat(type, " ", Describe(targets_[i])));
+      }
+    }
+    RETURN_IF_ERROR(world_.AgreeOnStatus(status, "match weights"));
+    ASSIGN_OR_RETURN(
+        const std::vector<std::string> all,
+        world_.AllGatherBytes(absl::StrJoin(lines, "\n"), "weights to come"));
+    return world_.AgreeOnStatus(TakePlan(all[0]), "weights to come");
+  }
+
+  static std::string Describe(const LoadTarget& target) {
+    return absl::StrCat(target.wanted.names[0], " ",
+                        target.wanted.shape.ToString());
+  }
+
+  absl::Status TakePlan(const std::string& text) {
+    std::vector<std::string> lines;
+    if (!targets_.empty()) lines = absl::StrSplit(text, '\n');
+    types_.resize(targets_.size());
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      const std::string line = i < lines.size() ? lines[i] : "";
+      const size_t space = line.find(' ');
+      int type = -1;
+      if (space == std::string::npos ||
+          !absl::SimpleAtoi(line.substr(0, space), &type) ||
+          line.substr(space + 1) != Describe(targets_[i])) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("load weights: rank 0 has \"", line, "\", wanted ",
+                         Describe(targets_[i])));
+      }
+      if (type >= 0) types_[i] = static_cast<DType>(type);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Send(size_t i) {
+    const LoadTarget& target = targets_[i];
+    return ForEachPiece(target, 0, target.wanted.shape.num_elements(),
+                        *types_[i], [&](int64_t begin, int64_t length) {
+                          return SendPiece(i, begin, length);
+                        });
+  }
+
+  absl::Status SendPiece(size_t i, int64_t begin, int64_t length) {
+    const Device device = targets_[i].local.device();
+    Tensor piece;
+    RETURN_IF_ERROR(Try([&] {
+      piece = Tensor::Empty({length}, {*types_[i], device});
+      if (reader() && status_.ok()) status_ = Fill(i, begin, piece);
+    }));
+    // Some types are not known to collectives; bytes are.
+    const Tensor bytes[] = {
+        Tensor::View(piece.storage(), 0, {piece.num_bytes()}, DType::kUInt8)};
+    RETURN_IF_ERROR(world_.Broadcast(bytes, 0, ComputeStream(device),
+                                     targets_[i].wanted.names[0]));
+    return Try([&] { targets_[i].Take(piece, begin); });
+  }
+
+  absl::Status Fill(size_t i, int64_t begin, const Tensor& piece) {
+    ASSIGN_OR_RETURN(
+        const Tensor read,
+        source_->ReadElements(*matches_[i].name, begin, piece.num_elements(),
+                              piece.device()));
+    return Try([&] {
+      ops::Copy(read, piece);
+      ComputeStream(piece.device()).Synchronize();
+    });
+  }
+
+  const Targets& targets_;
+  const WeightSource* const source_;
+  const LoadOptions& options_;
+  Communicator& world_;
+  Matches matches_;  // Of rank 0.
+  std::vector<std::optional<DType>> types_;
+  absl::Status status_;  // Of reading, on rank 0.
+};
+
+void LogWarnings(const std::vector<std::string>& warnings) {
+  for (const std::string& warning : warnings) {
+    spdlog::warn("load weights: {}", warning);
+  }
+}
+
+}  // namespace
+
+absl::Status LoadWeights(FullyShardedModule& module, const WeightSource* source,
+                         const LoadOptions& options) {
+  Communicator& world = *module.mesh().world();
+  const absl::StatusOr<Targets> targets = TargetsOf(module);
+  absl::Status status = targets.status();
+  if (status.ok() && source == nullptr &&
+      (!options.rank0_reads || world.rank() == 0)) {
+    status = absl::InvalidArgumentError("load weights: no files were given");
+  }
+  RETURN_IF_ERROR(world.AgreeOnStatus(status, "load weights"));
+  if (options.rank0_reads) {
+    return Handout(*targets, source, options, world).Run();
+  }
+  return EachRankReads(*targets, *source, options, world);
+}
+
+absl::Status LoadFolderWeights(FullyShardedModule& module,
+                               const std::string& folder,
+                               const LoadOptions& options) {
+  Communicator& world = *module.mesh().world();
+  absl::StatusOr<FolderWeights> weights = FolderWeights();
+  if (!options.rank0_reads || world.rank() == 0) {
+    weights = OpenFolderWeights(folder);
+  }
+  RETURN_IF_ERROR(world.AgreeOnStatus(weights.status(), "open weights"));
+  if (world.rank() == 0) LogWarnings(weights->warnings);
+  const absl::Status status =
+      LoadWeights(module, weights->source.get(), options);
+  return status.ok() ? status : Annotate(status, folder);
+}
+
+absl::Status LoadWeights(Module& module, const WeightSource& source,
+                         const MatchOptions& options) {
+  ASSIGN_OR_RETURN(const Targets targets, TargetsOf(module));
+  ASSIGN_OR_RETURN(const Matches matches, Match(targets, source, options));
+  for (size_t i = 0; i < targets.size(); ++i) {
+    RETURN_IF_ERROR(ReadTarget(targets[i], matches[i], source));
+  }
+  return WarnOfUntied(targets, matches, source);
+}
+
+absl::Status LoadFolderWeights(Module& module, const std::string& folder,
+                               const MatchOptions& options) {
+  ASSIGN_OR_RETURN(const FolderWeights weights, OpenFolderWeights(folder));
+  LogWarnings(weights.warnings);
+  const absl::Status status = LoadWeights(module, *weights.source, options);
+  return status.ok() ? status : Annotate(status, folder);
+}
+
+void ZeroStartValues(Module& module, const Initializer& initializer) {
+  for (const NamedVariable& p : module.own_parameters()) {
+    initializer.Constant(p.variable, 0);
+  }
+  module.ResetParameters(initializer);
+}
+
+}  // namespace tessera

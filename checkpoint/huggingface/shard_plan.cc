@@ -1,0 +1,70 @@
+#include "checkpoint/huggingface/shard_plan.h"
+
+#include <cctype>
+#include <regex>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace tessera {
+
+std::vector<ShardFile> SplitIntoShards(const std::vector<TensorSpec>& tensors,
+                                       int64_t max_bytes) {
+  std::vector<ShardFile> files;
+  ShardFile open;
+  for (const TensorSpec& tensor : tensors) {
+    const int64_t bytes =
+        tensor.shape.num_elements() * ElementBytes(tensor.dtype);
+    if (bytes > max_bytes) {
+      files.push_back({{tensor}, bytes});
+      continue;
+    }
+    if (open.num_bytes + bytes > max_bytes) {
+      files.push_back(std::exchange(open, {}));
+    }
+    open.tensors.push_back(tensor);
+    open.num_bytes += bytes;
+  }
+  if (!open.tensors.empty() || files.empty()) files.push_back(open);
+  return files;
+}
+
+absl::StatusOr<int64_t> ParseShardSize(const std::string& text) {
+  std::string number = text;
+  double unit = 1;
+  if (text.size() > 2 && std::isdigit(text.back()) == 0) {
+    std::string name = text.substr(text.size() - 2);
+    for (char& c : name) c = static_cast<char>(std::toupper(c));
+    unit = name == "KB"   ? 1e3
+           : name == "MB" ? 1e6
+           : name == "GB" ? 1e9
+           : name == "TB" ? 1e12
+                          : 0;
+    number.resize(text.size() - 2);
+  }
+  double value = 0;
+  if (unit > 0 && absl::SimpleAtod(number, &value) && value * unit >= 1 &&
+      value * unit < 9e18) {
+    return static_cast<int64_t>(value * unit);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "wanted a size as \"5GB\", \"1.5MB\" or a number of bytes, got \"", text,
+      "\""));
+}
+
+std::string ShardFileName(size_t index, size_t num_files,
+                          const std::string& tag) {
+  if (num_files == 1) return "model.safetensors";
+  return absl::StrFormat("model-%s%05d-of-%05d.safetensors",
+                         tag.empty() ? tag : tag + "-", index + 1, num_files);
+}
+
+bool IsShardFileName(const std::string& name) {
+  static const std::regex pattern(
+      R"(model(-\d+)?(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?)");
+  return std::regex_match(name, pattern);
+}
+
+}  // namespace tessera
