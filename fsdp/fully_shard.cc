@@ -300,7 +300,6 @@ class FullyShardSetup {
   // training.
   void ReturnSetUpMemory() {
     ComputeStream(context_->device).Synchronize();
-    context_->shard_stream->Synchronize();
     AllocatorOf(context_->device).ReleaseCache();
   }
 

@@ -164,13 +164,12 @@ absl::Status FullyShardedModule::SetFullParameter(const std::string& name,
 void FullyShardedModule::ReleaseBuffers() {
   CheckIdle("ReleaseBuffers");
   runner_->ReshardKept();
+  // It has waited for every collective.
   ComputeStream(context_->device).Synchronize();
   for (const auto& pool : {&context_->gathered, &context_->gradients,
                            &context_->wire, &context_->local}) {
     (*pool)->ReleaseFree();
   }
-  context_->shard_stream->Synchronize();
-  context_->replicate_stream->Synchronize();
   AllocatorOf(context_->device).ReleaseCache();
 }
 

@@ -39,7 +39,6 @@ void SlotPool::GiveBack(Slot* slot, Event free) {
 void SlotPool::ReleaseFree() {
   for (const auto& [size, slots] : free_) {
     for (Slot* slot : slots) {
-      slot->free.Synchronize();
       std::erase_if(slots_, [&](const auto& s) { return s.get() == slot; });
     }
   }

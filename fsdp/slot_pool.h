@@ -56,7 +56,7 @@ class SlotPool {
   Slot* Take(int64_t num_bytes, int key = 0);
   // Free once `free` has passed.
   void GiveBack(Slot* slot, Event free);
-  // Gives up all slots that nobody holds. Blocks until their memory is free.
+  // Gives up all slots that nobody holds, once their `free` has passed.
   void ReleaseFree();
   int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
 

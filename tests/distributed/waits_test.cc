@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -270,6 +271,44 @@ TEST(WaitsTest, StartValuesAreThoseQueuedBefore) {
     EXPECT_THAT(AccessChecker::TakeReports(), IsEmpty()) << "sync " << sync;
     AccessChecker::Enable(false);
   }
+}
+
+// Queues work on compute that ends late, and then says so.
+void EndLate(const std::shared_ptr<std::atomic<bool>>& ended) {
+  ComputeStream(CurrentDevice()).Enqueue("Sleep", [ended] {
+    absl::SleepFor(absl::Milliseconds(30));
+    *ended = true;
+  });
+}
+
+// Memory goes back to the system when queued work no longer needs it.
+TEST(WaitsTest, MemoryIsReturnedBehindQueuedWork) {
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+    SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
+    {
+      const auto set_up = std::make_shared<std::atomic<bool>>(false);
+      const auto step = std::make_shared<std::atomic<bool>>(false);
+      std::shared_ptr<CaseModule> model;
+      {
+        const DeviceGuard meta(kMetaDevice);
+        model = MakeMlp({kWidth, kWidth, kWidth});
+      }
+      Case c = Cases()[5];
+      c.options.ignored_patterns = {};
+      c.options.param_init_fn = [&](Module& module, const Initializer& init) {
+        module.ResetParameters(init);
+        EndLate(set_up);
+      };
+      auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
+      auto sharded = OrThrow(FullyShard(*model, mesh, c.options));
+      EXPECT_TRUE(*set_up);
+      SumOfSquares((*model)(CaseInput(3, kWidth, 0, 0))).Backward();
+      EndLate(step);
+      sharded->ReleaseBuffers();
+      EXPECT_TRUE(*step);
+    }
+    SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
+  });
 }
 
 // Passes gradients through; backward's compute stream stands still there.
