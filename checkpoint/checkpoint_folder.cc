@@ -66,15 +66,17 @@ absl::Status Rename(const std::string& from, const std::string& to,
   return absl::ErrnoToStatus(errno, absl::StrCat("rename ", from, " to ", to));
 }
 
-absl::Status RemoveOld(const std::string& folder, int keep) {
-  if (keep <= 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> all,
-                   ListCheckpoints(folder));
-  for (size_t i = 0; i + keep < all.size(); ++i) {
-    // Half removed it must not pass for complete.
-    const std::string doomed = UnfinishedPath(all[i].path);
-    RETURN_IF_ERROR(Rename(all[i].path, doomed, 0));
-    RETURN_IF_ERROR(Remove(doomed));
+// As MakeFolders, and the names of new ones last.
+absl::Status MakeLastingFolders(const std::string& path) {
+  std::vector<std::string> parents;  // Of those that are not there.
+  std::error_code ignored;
+  for (fs::path p = fs::absolute(path).lexically_normal();
+       !fs::exists(p, ignored) && p.has_relative_path(); p = p.parent_path()) {
+    parents.push_back(p.parent_path().string());
+  }
+  RETURN_IF_ERROR(MakeFolders(path));
+  for (const std::string& parent : parents) {
+    RETURN_IF_ERROR(SyncFolder(parent));
   }
   return absl::OkStatus();
 }
@@ -109,9 +111,31 @@ absl::StatusOr<std::vector<CheckpointFolder>> ListCheckpoints(
   return complete;
 }
 
+std::vector<CheckpointFolder> OldCheckpoints(
+    const std::vector<CheckpointFolder>& all, const std::string& newest,
+    const Retention& retention) {
+  std::vector<CheckpointFolder> old;
+  if (retention.last <= 0) return old;
+  for (size_t i = 0; i + retention.last < all.size(); ++i) {
+    const bool kept = retention.every > 0 && all[i].step % retention.every == 0;
+    if (!kept && all[i].path != newest) old.push_back(all[i]);
+  }
+  return old;
+}
+
+absl::Status CheckFileSize(const std::string& checkpoint_path,
+                           const ManifestFile& file) {
+  const std::string path = absl::StrCat(checkpoint_path, "/", file.name);
+  ASSIGN_OR_RETURN(const ReadableFile opened, ReadableFile::Open(path));
+  if (opened.num_bytes() == file.num_bytes) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(path, ": has ", opened.num_bytes(),
+                                          " bytes, was saved with ",
+                                          file.num_bytes));
+}
+
 absl::Status BeginCheckpoint(const std::string& folder,
                              const std::string& checkpoint_path) {
-  RETURN_IF_ERROR(MakeFolders(folder));
+  RETURN_IF_ERROR(MakeLastingFolders(folder));
   ASSIGN_OR_RETURN(const std::vector<std::string> names, Names(folder));
   for (const std::string& name : names) {
     if (name.starts_with(kPrefix) && name.ends_with(kUnfinished)) {
@@ -122,20 +146,32 @@ absl::Status BeginCheckpoint(const std::string& folder,
 }
 
 absl::Status CommitCheckpoint(const std::string& folder,
-                              const std::string& checkpoint_path, int keep) {
+                              const std::string& checkpoint_path) {
   const std::string finished = UnfinishedPath(checkpoint_path);
   RETURN_IF_ERROR(SyncFolder(finished));
   std::error_code ignored;
-  if (fs::exists(checkpoint_path, ignored)) {
-    RETURN_IF_ERROR(Rename(finished, checkpoint_path, RENAME_EXCHANGE));
-    RETURN_IF_ERROR(SyncFolder(folder));
-    RETURN_IF_ERROR(Remove(finished));
-  } else {
+  if (!fs::exists(checkpoint_path, ignored)) {
     RETURN_IF_ERROR(Rename(finished, checkpoint_path, 0));
-    RETURN_IF_ERROR(SyncFolder(folder));
+    return SyncFolder(folder);
   }
-  return Annotate(RemoveOld(folder, keep),
-                  absl::StrCat(checkpoint_path, " is saved, but"));
+  RETURN_IF_ERROR(Rename(finished, checkpoint_path, RENAME_EXCHANGE));
+  RETURN_IF_ERROR(SyncFolder(folder));
+  return Remove(finished);
+}
+
+absl::Status RemoveOldCheckpoints(const std::string& folder,
+                                  const std::string& newest,
+                                  const Retention& retention) {
+  ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> all,
+                   ListCheckpoints(folder));
+  for (const CheckpointFolder& old : OldCheckpoints(all, newest, retention)) {
+    // Half removed it must not pass for complete.
+    const std::string doomed = UnfinishedPath(old.path);
+    RETURN_IF_ERROR(Rename(old.path, doomed, 0));
+    RETURN_IF_ERROR(SyncFolder(folder));
+    RETURN_IF_ERROR(Remove(doomed));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// The checkpoints of a run as folders: their names, which are complete, and
-// what is left behind.
+// The checkpoints of a run as folders: their names, which are whole, which are
+// old, and what is left behind.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,19 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/manifest.h"
 
 namespace tessera {
 
 struct CheckpointFolder {
   int64_t step = 0;
   std::string path;
+};
+
+// Which complete checkpoints stay once a new one is on disk: the new one, and
+struct Retention {
+  int last = 0;       // this many of the largest steps in all (0: all), and
+  int64_t every = 0;  // those whose step is a multiple of it (0: none).
 };
 
 // "FOLDER/step-00000012".
@@ -24,14 +31,26 @@ std::string UnfinishedPath(const std::string& checkpoint_path);
 // The complete ones, by step. Empty when `folder` does not exist.
 absl::StatusOr<std::vector<CheckpointFolder>> ListCheckpoints(
     const std::string& folder);
+// Those of `all`, by step, that `retention` has no place for. Never the one at
+// `newest`.
+std::vector<CheckpointFolder> OldCheckpoints(
+    const std::vector<CheckpointFolder>& all, const std::string& newest,
+    const Retention& retention);
+// Whether the file that `manifest` tells of is there, with all its bytes.
+absl::Status CheckFileSize(const std::string& checkpoint_path,
+                           const ManifestFile& file);
 
 // Makes an empty UnfinishedPath(checkpoint_path), and removes whatever
 // unfinished saves have left in `folder`.
 absl::Status BeginCheckpoint(const std::string& folder,
                              const std::string& checkpoint_path);
 // Gives the finished folder its name, in one step that also replaces a
-// checkpoint of that name; then removes all but the `keep` newest (0: none).
+// checkpoint of that name.
 absl::Status CommitCheckpoint(const std::string& folder,
-                              const std::string& checkpoint_path, int keep);
+                              const std::string& checkpoint_path);
+// Removes OldCheckpoints.
+absl::Status RemoveOldCheckpoints(const std::string& folder,
+                                  const std::string& newest,
+                                  const Retention& retention);
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/byte_reader.h"
 #include "kernels/status.h"
 #include "runtime/data/checksum.h"
 #include "runtime/data/file_io.h"
@@ -13,27 +14,49 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kFormat = "tessera training checkpoint";
+constexpr const char* kGenerator = "Philox4x32-10";
+
+absl::Status Damaged(const std::string& name, const std::string& reason) {
+  return absl::DataLossError(absl::StrCat("tensor \"", name, "\" ", reason));
+}
 
 Json ToJson(const ManifestTensor& tensor) {
   Json pieces = Json::array();
   for (const ManifestPiece& piece : tensor.pieces) {
-    pieces.push_back({piece.begin, piece.length});
+    pieces.push_back({piece.file, piece.begin, piece.length});
   }
-  return {{"dtype", DTypeName(tensor.dtype)},
-          {"shape", std::vector<int64_t>(tensor.shape.sizes().begin(),
-                                         tensor.shape.sizes().end())},
-          {"pieces", pieces}};
+  Json json = {{"dtype", DTypeName(tensor.dtype)},
+               {"shape", std::vector<int64_t>(tensor.shape.sizes().begin(),
+                                              tensor.shape.sizes().end())},
+               {"pieces", pieces}};
+  if (!tensor.order.empty()) json["order"] = tensor.order;
+  return json;
 }
 
-ManifestTensor TensorFromJson(const Json& json) {
+// Its sizes multiply to what 63 bits hold.
+Shape ShapeFromJson(const std::string& name, const Json& json) {
+  Shape shape;
+  int64_t num_elements = 1;
+  for (const Json& size : json) {
+    shape.Append(size.get<int64_t>());
+    if (shape.dim(-1) < 0 ||
+        !MultiplySizes(num_elements, shape.dim(-1), num_elements)) {
+      throw Error(Damaged(name, "has no shape"));
+    }
+  }
+  return shape;
+}
+
+ManifestTensor TensorFromJson(const std::string& name, const Json& json) {
   ManifestTensor tensor;
   tensor.dtype = OrThrow(ParseDType(json.at("dtype").get<std::string>()));
-  for (const Json& size : json.at("shape")) {
-    tensor.shape.Append(size.get<int64_t>());
+  tensor.shape = ShapeFromJson(name, json.at("shape"));
+  if (json.contains("order")) {
+    tensor.order = json.at("order").get<std::vector<int>>();
   }
   for (const Json& piece : json.at("pieces")) {
-    tensor.pieces.push_back(
-        {piece.at(0).get<int64_t>(), piece.at(1).get<int64_t>()});
+    tensor.pieces.push_back({piece.at(0).get<int>(), piece.at(1).get<int64_t>(),
+                             piece.at(2).get<int64_t>()});
   }
   return tensor;
 }
@@ -43,25 +66,34 @@ ManifestFile FileFromJson(const Json& json) {
           std::stoull(json.at("xxh3").get<std::string>(), nullptr, 16)};
 }
 
+RunState StateFromJson(const Json& json) {
+  const Json& random = json.at("random");
+  if (random.at("generator") != kGenerator) {
+    throw Error(absl::DataLossError(absl::StrCat("has random numbers of ",
+                                                 random.at("generator").dump(),
+                                                 ", wanted ", kGenerator)));
+  }
+  return {json.at("step").get<int64_t>(),
+          json.at("data_position").get<int64_t>(),
+          random.at("seed").get<uint64_t>(),
+          json.at("values").get<std::map<std::string, std::string>>()};
+}
+
 Manifest FromJson(const Json& json) {
   Manifest manifest;
   manifest.model = json.at("model").get<std::string>();
-  const Json& state = json.at("state");
-  manifest.state.step = state.at("step").get<int64_t>();
-  manifest.state.data_position = state.at("data_position").get<int64_t>();
-  manifest.state.seed = state.at("seed").get<uint64_t>();
-  manifest.state.values =
-      state.at("values").get<std::map<std::string, std::string>>();
+  manifest.sharding = json.at("sharding").get<std::string>();
+  manifest.state = StateFromJson(json.at("state"));
   for (const Json& file : json.at("files")) {
     manifest.files.push_back(FileFromJson(file));
   }
+  if (json.at("world_size") != manifest.world_size()) {
+    throw Error(absl::DataLossError(
+        absl::StrCat("was saved on ", json.at("world_size").dump(),
+                     " ranks and has ", manifest.world_size(), " files")));
+  }
   for (const auto& [name, tensor] : json.at("tensors").items()) {
-    manifest.tensors[name] = TensorFromJson(tensor);
-    if (manifest.tensors[name].pieces.size() != manifest.files.size()) {
-      throw Error(absl::DataLossError(absl::StrCat(
-          "tensor \"", name, "\" has ", manifest.tensors[name].pieces.size(),
-          " pieces, there are ", manifest.files.size(), " files")));
-    }
+    manifest.tensors[name] = TensorFromJson(name, tensor);
   }
   return manifest;
 }
@@ -78,7 +110,36 @@ absl::Status CheckFileNames(const Manifest& manifest) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTensor(const std::string& name, const ManifestTensor& tensor,
+                         int num_files) {
+  int64_t end = 0;
+  std::vector<bool> used(num_files);
+  for (const ManifestPiece& piece : tensor.pieces) {
+    if (piece.file < 0 || piece.file >= num_files || used[piece.file]) {
+      return Damaged(name, absl::StrCat("has a piece in file ", piece.file,
+                                        " of ", num_files));
+    }
+    used[piece.file] = true;
+    if (piece.begin != end || piece.length <= 0 ||
+        !AddSizes(end, piece.length, end)) {
+      return Damaged(
+          name, absl::StrCat("has a piece of ", piece.length, " elements at ",
+                             piece.begin, " behind ", end, " elements"));
+    }
+  }
+  if (end == tensor.shape.num_elements()) return absl::OkStatus();
+  return Damaged(name, absl::StrCat("has pieces of ", end, " elements and is ",
+                                    tensor.shape.ToString()));
+}
+
 }  // namespace
+
+absl::Status CheckPieces(const Manifest& manifest) {
+  for (const auto& [name, tensor] : manifest.tensors) {
+    RETURN_IF_ERROR(CheckTensor(name, tensor, manifest.world_size()));
+  }
+  return absl::OkStatus();
+}
 
 std::string SerializeManifest(const Manifest& manifest) {
   Json files = Json::array();
@@ -91,21 +152,23 @@ std::string SerializeManifest(const Manifest& manifest) {
   for (const auto& [name, tensor] : manifest.tensors) {
     tensors[name] = ToJson(tensor);
   }
-  const Json json = {{"format", kFormat},
-                     {"version", kManifestVersion},
-                     {"world_size", manifest.world_size()},
-                     {"model", manifest.model},
-                     {"state",
-                      {{"step", manifest.state.step},
-                       {"data_position", manifest.state.data_position},
-                       {"seed", manifest.state.seed},
-                       {"values", manifest.state.values}}},
-                     {"files", files},
-                     {"tensors", tensors}};
+  const Json json = {
+      {"format", kFormat},
+      {"version", kManifestVersion},
+      {"world_size", manifest.world_size()},
+      {"model", manifest.model},
+      {"sharding", manifest.sharding},
+      {"state",
+       {{"step", manifest.state.step},
+        {"data_position", manifest.state.data_position},
+        {"random", {{"generator", kGenerator}, {"seed", manifest.state.seed}}},
+        {"values", manifest.state.values}}},
+      {"files", files},
+      {"tensors", tensors}};
   return json.dump(1) + "\n";
 }
 
-absl::StatusOr<Manifest> ParseManifest(const std::string& text) {
+absl::StatusOr<Manifest> ParsePartOfManifest(const std::string& text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || json.value("format", Json()) != kFormat) {
     return absl::DataLossError("is no manifest of a training checkpoint");
@@ -119,6 +182,12 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text) {
   absl::Status status = Try([&] { manifest = FromJson(json); });
   if (status.ok()) status = CheckFileNames(manifest);
   if (!status.ok()) return absl::DataLossError(status.message());
+  return manifest;
+}
+
+absl::StatusOr<Manifest> ParseManifest(const std::string& text) {
+  ASSIGN_OR_RETURN(Manifest manifest, ParsePartOfManifest(text));
+  RETURN_IF_ERROR(CheckPieces(manifest));
   return manifest;
 }
 

@@ -6,13 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
 #include "runtime/tensor/shape.h"
 
 namespace tessera {
 
-inline constexpr int kManifestVersion = 1;
+inline constexpr int kManifestVersion = 2;
 inline constexpr const char* kManifestName = "manifest.json";
 
 struct ManifestFile {
@@ -22,8 +23,10 @@ struct ManifestFile {
   friend bool operator==(const ManifestFile&, const ManifestFile&) = default;
 };
 
-// Elements [begin, begin + length) of a tensor in row-major order.
+// Elements [begin, begin + length) of a tensor: all that files[file] holds of
+// it, as a vector under the tensor's name.
 struct ManifestPiece {
+  int file = 0;
   int64_t begin = 0;
   int64_t length = 0;
   friend bool operator==(const ManifestPiece&, const ManifestPiece&) = default;
@@ -31,24 +34,31 @@ struct ManifestPiece {
 
 struct ManifestTensor {
   DType dtype = DType::kFloat32;
-  Shape shape;                        // Of the whole tensor.
-  std::vector<ManifestPiece> pieces;  // Of each rank, in its file.
+  Shape shape;  // Of the whole tensor.
+  // Elements are counted with the last of these dims running fastest; empty:
+  // row-major.
+  std::vector<int> order;
+  // By `begin`; together the whole tensor, each element once. None is empty.
+  std::vector<ManifestPiece> pieces;
   friend bool operator==(const ManifestTensor&,
                          const ManifestTensor&) = default;
 };
 
-// What a run needs besides tensors to go on.
+// What a run needs besides tensors to go on, on any number of ranks.
 struct RunState {
   int64_t step = 0;
   int64_t data_position = 0;  // Samples that all ranks together have taken.
-  uint64_t seed = 0;          // Of all random numbers, with step and position.
+  // Of all random numbers: their generator keeps nothing, each number is a
+  // function of seed, step and what it is for.
+  uint64_t seed = 0;
   // Whatever else the trainer wants back: its options, the text's checksum.
   std::map<std::string, std::string> values = {};
   friend bool operator==(const RunState&, const RunState&) = default;
 };
 
 struct Manifest {
-  std::string model;  // A description; another one is another model.
+  std::string model;     // A description; another one is another model.
+  std::string sharding;  // How the ranks shared it, for people to read.
   RunState state;
   std::vector<ManifestFile> files;  // Of each rank.
   std::map<std::string, ManifestTensor> tensors;
@@ -57,9 +67,15 @@ struct Manifest {
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 
+// OK when the pieces of each tensor lie in files that are there and make the
+// tensor whole; else kDataLoss with the first tensor and gap or overlap.
+absl::Status CheckPieces(const Manifest& manifest);
+
 std::string SerializeManifest(const Manifest& manifest);
-// kDataLoss for what is no manifest; kUnimplemented for one of a later version.
+// kDataLoss for what is no manifest; kUnimplemented for another version.
 absl::StatusOr<Manifest> ParseManifest(const std::string& text);
+// The same without CheckPieces: of one rank alone.
+absl::StatusOr<Manifest> ParsePartOfManifest(const std::string& text);
 // Of the checkpoint in `folder`. Errors name the file.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 

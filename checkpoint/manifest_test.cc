@@ -14,10 +14,13 @@ Manifest Example() {
   manifest.model = "gpt2 {\"layers\": 2}";
   manifest.state = {12, 384, 0xfffffffffffffffeu, {{"text", "a \"b\"\n"}}};
   manifest.files = {{"rank-0", 100, 0x0123456789abcdefu}, {"rank-1", 0, 1}};
-  manifest.tensors["w"] = {DType::kBFloat16, Shape{3, 2}, {{0, 4}, {4, 2}}};
+  manifest.sharding = "FSDP2, 2 ranks";
+  manifest.tensors["w"] = {
+      DType::kBFloat16, Shape{3, 2}, {1, 0}, {{1, 0, 4}, {0, 4, 2}}};
   ManifestTensor& scalar = manifest.tensors["scalar"];
   scalar.dtype = DType::kInt64;
-  scalar.pieces = {{0, 1}, {1, 0}};
+  scalar.pieces = {{0, 0, 1}};
+  manifest.tensors["empty"] = {DType::kInt64, Shape{0}, {}, {}};
   return manifest;
 }
 
@@ -44,8 +47,8 @@ TEST(ManifestTest, AnythingElseIsRefused) {
               StatusIs(kLost, "no manifest"));
   EXPECT_THAT(ParseManifest(std::string(100000, '[')),
               StatusIs(kLost, "no manifest"));
-  EXPECT_THAT(ParseManifest(Replaced(text, "\"version\": 1", "\"version\": 2")),
-              StatusIs(absl::StatusCode::kUnimplemented, "has version 2"));
+  EXPECT_THAT(ParseManifest(Replaced(text, "\"version\": 2", "\"version\": 1")),
+              StatusIs(absl::StatusCode::kUnimplemented, "has version 1"));
   for (const auto& [from, to] :
        std::vector<std::pair<std::string, std::string>>{
            {"\"bfloat16\"", "\"bfloat17\""},
@@ -54,14 +57,37 @@ TEST(ManifestTest, AnythingElseIsRefused) {
            {"\"rank-1\"", "7"},
            {"\"0123456789abcdef\"", "\"zebra\""},
            {"\"step\"", "\"stop\""},
-           {"\"pieces\"", "\"piece\""}}) {
+           {"\"pieces\"", "\"piece\""},
+           {"\"Philox4x32-10\"", "\"MT19937\""},
+           {"\"world_size\": 2", "\"world_size\": 3"},
+           {"\"shape\": [\n    3,", "\"shape\": [\n    -3,"},
+           {"\"shape\": [\n    3,",
+            "\"shape\": [\n    4611686018427387904,"}}) {
     EXPECT_THAT(ParseManifest(Replaced(text, from, to)), StatusIs(kLost, ""))
         << to;
   }
-  Manifest short_of_a_piece = Example();
-  short_of_a_piece.tensors["w"].pieces.pop_back();
-  EXPECT_THAT(ParseManifest(SerializeManifest(short_of_a_piece)),
-              StatusIs(kLost, "has 1 pieces, there are 2 files"));
+}
+
+TEST(ManifestTest, PiecesMakeTheTensorWhole) {
+  const auto expect = [](const std::vector<ManifestPiece>& pieces,
+                         const std::string& message) {
+    Manifest manifest = Example();
+    manifest.tensors["w"].pieces = pieces;
+    const std::string text = SerializeManifest(manifest);
+    EXPECT_THAT(ParseManifest(text),
+                StatusIs(absl::StatusCode::kDataLoss, message));
+    EXPECT_OK(ParsePartOfManifest(text));
+  };
+  expect({{0, 0, 4}}, "\"w\" has pieces of 4 elements and is [3, 2]");
+  expect({{0, 0, 4}, {1, 4, 3}}, "has pieces of 7 elements");
+  expect({{0, 0, 4}, {1, 3, 3}}, "a piece of 3 elements at 3 behind 4");
+  expect({{0, 0, 4}, {1, 5, 1}}, "a piece of 1 elements at 5 behind 4");
+  expect({{0, 0, 4}, {0, 4, 2}}, "a piece in file 0 of 2");
+  expect({{0, 0, 4}, {2, 4, 2}}, "a piece in file 2 of 2");
+  expect({{0, 0, 4}, {-1, 4, 2}}, "a piece in file -1 of 2");
+  expect({{0, 0, 6}, {1, 6, 0}}, "a piece of 0 elements");
+  expect({{0, 0, 8}, {1, 8, -2}}, "a piece of -2 elements");
+  expect({{0, 0, INT64_MAX}, {1, INT64_MAX, 2}}, "a piece of 2 elements at");
 }
 
 TEST(ManifestTest, ErrorsNameTheFile) {

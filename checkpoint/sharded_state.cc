@@ -1,11 +1,12 @@
 #include "checkpoint/sharded_state.h"
 
+#include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/safetensors/safetensors_file.h"
-#include "checkpoint/safetensors/safetensors_writer.h"
+#include "checkpoint/persistent_buffers.h"
 #include "kernels/status.h"
 #include "runtime/ops/elementwise.h"
 
@@ -29,116 +30,189 @@ Parameters ByName(const FullyShardedModule& module) {
   return parameters;
 }
 
+constexpr const char* kModel = "model.";
+constexpr const char* kOptimizer = "optimizer.";
+
+Tensor StepTensor(int64_t step) {
+  return Tensor::FromVector<int64_t>({step}, Shape{1});
+}
+
 std::string StateName(const std::string& parameter, const std::string& state) {
-  return absl::StrCat("optimizer.", parameter, ".", state);
+  return absl::StrCat(kOptimizer, parameter, ".", state);
 }
 
-// A tensor that lies as `parameter` does.
-CheckpointTensor TensorLike(const ShardedParameter& parameter,
-                            const std::string& name, const Tensor& local) {
-  return {name, AsVector(local, parameter.length), parameter.global_shape,
-          parameter.begin};
+// Which ranks keep the same elements.
+struct Replicas {
+  int num_replicas = 1;
+  int replica = 0;
+};
+
+Replicas ReplicasOfWhole(FullyShardedModule& module) {
+  const Communicator& world = *module.mesh().world();
+  return {world.world_size(), world.rank()};
 }
 
-DType ExportedType(DType dtype, const ExportOptions& options) {
-  return IsFloating(dtype) ? options.dtype.value_or(dtype) : dtype;
+Replicas ReplicasOfShard(FullyShardedModule& module) {
+  const DeviceMesh& mesh = module.mesh();
+  const ResolvedMode resolved =
+      OrThrow(ResolveOptions(module.options(), mesh.shape()));
+  if (!resolved.mode.shard_parameters) return ReplicasOfWhole(module);
+  return {mesh.shape().replicate, mesh.replicate_index()};
 }
 
-std::vector<NamedBuffer> PersistentBuffers(const Module& module) {
-  std::vector<NamedBuffer> buffers;
-  for (NamedBuffer& buffer : module.NamedBuffers()) {
-    if (buffer.persistent) buffers.push_back(std::move(buffer));
+// Row-major is told by no order.
+std::vector<int> SavedOrder(const std::vector<int>& order) {
+  return std::is_sorted(order.begin(), order.end()) ? std::vector<int>()
+                                                    : order;
+}
+
+// What the ranks keep of tensors that lie as a module's parameters do.
+class Pieces {
+ public:
+  explicit Pieces(FullyShardedModule& module)
+      : shard_(ReplicasOfShard(module)), whole_(ReplicasOfWhole(module)) {}
+
+  CheckpointTensor Like(const ShardedParameter& parameter,
+                        const std::string& name, const Tensor& local) const {
+    const Replicas& replicas = parameter.sharded ? shard_ : whole_;
+    return {name,
+            AsVector(local, parameter.length),
+            parameter.global_shape,
+            parameter.begin,
+            SavedOrder(parameter.order),
+            replicas.num_replicas,
+            replicas.replica,
+            /*first_replica_counts=*/!parameter.sharded};
   }
-  return buffers;
-}
 
-std::vector<CheckpointTensor> ModelTensors(FullyShardedModule& module) {
+  // Every rank has it; of what ranks may have seen apart, as running means,
+  // rank 0's counts.
+  CheckpointTensor Whole(const std::string& name, const Tensor& tensor) const {
+    return {name,
+            AsVector(tensor, tensor.num_elements()),
+            tensor.shape(),
+            0,
+            {},
+            whole_.num_replicas,
+            whole_.replica,
+            /*first_replica_counts=*/true};
+  }
+
+ private:
+  const Replicas shard_;
+  const Replicas whole_;
+};
+
+// The optimizer's states, as far as the checkpoint has them.
+class StatesToRead {
+ public:
+  StatesToRead(const CheckpointReader& reader, FullyShardedModule& module,
+               const Optimizer& optimizer)
+      : manifest_(reader.manifest()), pieces_(module) {
+    const Parameters parameters = ByName(module);
+    int64_t longest = 1;
+    for (const auto& [name, p] : parameters) {
+      longest = std::max(longest, p->length);
+    }
+    const Device device = module.Parameters().empty()
+                              ? CurrentDevice()
+                              : module.Parameters()[0].variable.device();
+    zeros_ = ops::Zeros(Shape{longest}, {DType::kFloat64, device});
+    for (const NamedOptimizerState& entry : optimizer.NamedState()) {
+      if (entry.state != "step") continue;
+      AddParameter(*parameters.at(entry.parameter));
+    }
+  }
+
+  // What there is to read; the tensors are zeros, which are not written to.
+  const std::vector<CheckpointTensor>& tensors() const { return tensors_; }
+  // The steps alone, as far as they are `readable`: for them there is room.
+  std::vector<CheckpointTensor> Steps(
+      const std::set<std::string>& readable) const {
+    std::vector<CheckpointTensor> steps;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (states_[i].state == "step" && readable.contains(tensors_[i].name)) {
+        steps.push_back(tensors_[i]);
+      }
+    }
+    return steps;
+  }
+
+  // With the steps that were read, and zeros for all tensors. A parameter of
+  // which not all is `readable` begins anew.
+  std::vector<NamedOptimizerState> States(
+      const std::set<std::string>& readable) const {
+    std::set<std::string> anew;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (!readable.contains(tensors_[i].name)) {
+        anew.insert(states_[i].parameter);
+      }
+    }
+    std::vector<NamedOptimizerState> states;
+    for (const NamedOptimizerState& state : states_) {
+      NamedOptimizerState entry = state;
+      const bool is_step = entry.state == "step";
+      if (anew.contains(entry.parameter)) {
+        if (!is_step) continue;
+        entry.value = int64_t{0};
+      } else if (is_step) {
+        entry.value = std::get<Tensor>(entry.value).ToVector<int64_t>().at(0);
+      }
+      states.push_back(std::move(entry));
+    }
+    return states;
+  }
+
+ private:
+  void AddParameter(const ShardedParameter& p) {
+    Add(p.name, "step",
+        pieces_.Whole(StateName(p.name, "step"), StepTensor(0)));
+    const std::string prefix = StateName(p.name, "");
+    // Names with the prefix follow each other; states have no dot in them.
+    for (auto it = manifest_.tensors.lower_bound(prefix);
+         it != manifest_.tensors.end() && it->first.starts_with(prefix); ++it) {
+      const std::string state = it->first.substr(prefix.size());
+      if (state == "step" || state.find('.') != std::string::npos) continue;
+      const Tensor value = Tensor::View(zeros_.storage(), 0, Shape{p.length},
+                                        AccumulateDType(p.variable.dtype()));
+      Add(p.name, state, pieces_.Like(p, it->first, value));
+    }
+  }
+
+  void Add(const std::string& parameter, const std::string& state,
+           CheckpointTensor tensor) {
+    states_.push_back({parameter, state, tensor.tensor});
+    tensors_.push_back(std::move(tensor));
+  }
+
+  const Manifest& manifest_;
+  const Pieces pieces_;
+  Tensor zeros_;
+  std::vector<CheckpointTensor> tensors_;
+  std::vector<NamedOptimizerState> states_;  // Of each of tensors_.
+};
+
+}  // namespace
+
+std::vector<CheckpointTensor> ShardedTensors(FullyShardedModule& module) {
+  module.Reshard();
+  const Pieces pieces(module);
   std::vector<CheckpointTensor> tensors;
   for (const ShardedParameter& p : module.Parameters()) {
     tensors.push_back(
-        TensorLike(p, absl::StrCat("model.", p.name), p.variable.data()));
+        pieces.Like(p, absl::StrCat(kModel, p.name), p.variable.data()));
   }
   for (const NamedBuffer& b : PersistentBuffers(module.module())) {
-    const Tensor& data = b.variable.data();
-    tensors.push_back({absl::StrCat("model.", b.name),
-                       AsVector(data, data.num_elements()), data.shape(), 0});
+    tensors.push_back(
+        pieces.Whole(absl::StrCat(kModel, b.name), b.variable.data()));
   }
   return tensors;
 }
 
-absl::StatusOr<SafetensorsWriter> StartExport(FullyShardedModule& module,
-                                              const std::string& path,
-                                              const ExportOptions& options) {
-  std::vector<TensorSpec> specs;
-  for (const ShardedParameter& p : module.Parameters()) {
-    specs.push_back(
-        {p.name, ExportedType(p.variable.dtype(), options), p.global_shape});
-  }
-  for (const NamedBuffer& b : PersistentBuffers(module.module())) {
-    specs.push_back({b.name, ExportedType(b.variable.dtype(), options),
-                     b.variable.shape()});
-  }
-  return SafetensorsWriter::Create(path, specs);
-}
-
-absl::Status WriteExported(SafetensorsWriter& writer, const std::string& name,
-                           const Tensor& tensor, const ExportOptions& options) {
-  const DType dtype = ExportedType(tensor.dtype(), options);
-  return writer.Write(name, ops::Contiguous(ops::Cast(tensor, dtype)));
-}
-
-// The shapes that a file must have, by name.
-std::map<std::string, Shape> WantedShapes(FullyShardedModule& module) {
-  std::map<std::string, Shape> shapes;
-  for (const ShardedParameter& p : module.Parameters()) {
-    shapes[p.name] = p.global_shape;
-  }
-  for (const NamedBuffer& b : PersistentBuffers(module.module())) {
-    shapes[b.name] = b.variable.shape();
-  }
-  return shapes;
-}
-
-absl::Status CheckImport(const SafetensorsFile& file,
-                         const std::map<std::string, Shape>& wanted) {
-  for (const auto& [name, shape] : wanted) {
-    ASSIGN_OR_RETURN(const SafetensorsEntry entry, file.Info(name));
-    if (entry.shape != shape || !entry.type->dtype.has_value()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          file.path(), ": tensor \"", name, "\" is ", entry.type->name, " ",
-          entry.shape.ToString(), ", the model wants ", shape.ToString()));
-    }
-  }
-  for (const std::string& name : file.names()) {
-    if (wanted.contains(name)) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat(file.path(), ": holds tensor \"", name,
-                     "\", which the model does not have"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status FillModel(FullyShardedModule& module,
-                       const SafetensorsFile& file) {
-  for (const ShardedParameter& p : module.Parameters()) {
-    ASSIGN_OR_RETURN(const Tensor whole,
-                     file.Read(p.name, p.variable.device()));
-    RETURN_IF_ERROR(
-        module.SetFullParameter(p.name, ops::Cast(whole, p.variable.dtype())));
-  }
-  for (const NamedBuffer& b : PersistentBuffers(module.module())) {
-    ASSIGN_OR_RETURN(const Tensor whole,
-                     file.Read(b.name, b.variable.device()));
-    ops::Copy(ops::Cast(whole, b.variable.dtype()), b.variable.data());
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 std::vector<CheckpointTensor> ShardedTensors(FullyShardedModule& module,
                                              const Optimizer& optimizer) {
-  std::vector<CheckpointTensor> tensors = ModelTensors(module);
+  std::vector<CheckpointTensor> tensors = ShardedTensors(module);
+  const Pieces pieces(module);
   const Parameters parameters = ByName(module);
   for (const NamedOptimizerState& entry : optimizer.NamedState()) {
     const auto found = parameters.find(entry.parameter);
@@ -150,81 +224,48 @@ std::vector<CheckpointTensor> ShardedTensors(FullyShardedModule& module,
     }
     const std::string name = StateName(entry.parameter, entry.state);
     if (const auto* step = std::get_if<int64_t>(&entry.value)) {
-      tensors.push_back(
-          {name, Tensor::FromVector<int64_t>({*step}, Shape{1}), Shape{1}, 0});
+      tensors.push_back(pieces.Whole(name, StepTensor(*step)));
     } else {
       tensors.push_back(
-          TensorLike(*found->second, name, std::get<Tensor>(entry.value)));
+          pieces.Like(*found->second, name, std::get<Tensor>(entry.value)));
     }
   }
   return tensors;
 }
 
+std::string DescribeSharding(FullyShardedModule& module) {
+  return absl::StrCat("FSDP", module.options().fsdp_version, ", ",
+                      module.mesh().shape().ToString(), " ranks");
+}
+
 absl::Status ReadShardedTensors(const CheckpointReader& reader,
                                 FullyShardedModule& module,
-                                Optimizer& optimizer) {
+                                Optimizer& optimizer,
+                                const ReadOptions& options) {
   Communicator& world = *module.mesh().world();
-  std::vector<CheckpointTensor> tensors = ModelTensors(module);
-  std::vector<NamedOptimizerState> states;
-  for (const ShardedParameter& p : module.Parameters()) {
-    const std::string prefix = StateName(p.name, "");
-    // Names with the prefix follow each other; states have no dot in them.
-    const auto& saved = reader.manifest().tensors;
-    for (auto it = saved.lower_bound(prefix);
-         it != saved.end() && it->first.starts_with(prefix); ++it) {
-      const std::string state = it->first.substr(prefix.size());
-      if (state.find('.') != std::string::npos) continue;
-      const ManifestPiece piece = it->second.pieces[world.rank()];
-      const Tensor value = Tensor::Empty(
-          Shape{piece.length}, {it->second.dtype, p.variable.device()});
-      tensors.push_back({it->first, value, it->second.shape, piece.begin});
-      states.push_back({p.name, state, value});
-    }
+  const StatesToRead states(reader, module, optimizer);
+  std::vector<CheckpointTensor> all = ShardedTensors(module);
+  all.insert(all.end(), states.tensors().begin(), states.tensors().end());
+  RETURN_IF_ERROR(reader.Check(world, all, options));
+  const std::vector<std::string> equal = reader.Compare(all).equal;
+  const std::set<std::string> readable(equal.begin(), equal.end());
+  ReadOptions rest = options;
+  rest.ignore_unexpected = true;
+  if (const auto steps = states.Steps(readable); !steps.empty()) {
+    RETURN_IF_ERROR(reader.Read(world, steps, rest));
   }
-  RETURN_IF_ERROR(reader.Read(world, tensors));
-  for (NamedOptimizerState& state : states) {
-    const auto& value = std::get<Tensor>(state.value);
-    if (state.state == "step") state.value = value.ToVector<int64_t>().at(0);
-  }
-  return world.AgreeOnStatus(optimizer.LoadState(states), "load optimizer");
+  // The optimizer makes its tensors, which are then read in place.
+  RETURN_IF_ERROR(world.AgreeOnStatus(
+      optimizer.LoadState(states.States(readable)), "load optimizer"));
+  return reader.Read(world, ShardedTensors(module, optimizer), rest);
 }
 
-absl::Status ExportModel(FullyShardedModule& module, const std::string& path,
-                         const ExportOptions& options) {
-  Communicator& world = *module.mesh().world();
-  std::optional<SafetensorsWriter> writer;
-  absl::Status status;
-  if (world.rank() == 0) {
-    absl::StatusOr<SafetensorsWriter> made = StartExport(module, path, options);
-    status = made.status();
-    if (made.ok()) writer.emplace(*std::move(made));
-  }
-  RETURN_IF_ERROR(world.AgreeOnStatus(status, "begin export"));
-  // An error of the writer must not end the gathers: the others are in them.
-  const absl::Status gathered = Try([&] {
-    module.ForEachFullParameter(
-        [&](const std::string& name, const Tensor& whole) {
-          if (!writer.has_value() || !status.ok()) return;
-          status = WriteExported(*writer, name, whole, options);
-        });
-  });
-  for (const NamedBuffer& b : PersistentBuffers(module.module())) {
-    if (!writer.has_value() || !status.ok()) break;
-    status = WriteExported(*writer, b.name, b.variable.data(), options);
-  }
-  if (status.ok()) status = gathered;
-  if (status.ok() && writer.has_value()) status = writer->Finish();
-  return world.AgreeOnStatus(status, "end export");
-}
-
-absl::Status ImportModel(FullyShardedModule& module, const std::string& path) {
-  Communicator& world = *module.mesh().world();
-  const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
-  absl::Status status = file.status();
-  if (status.ok()) status = CheckImport(*file, WantedShapes(module));
-  RETURN_IF_ERROR(world.AgreeOnStatus(status, "compare model"));
-  return world.AgreeOnStatus(Try([&] { return FillModel(module, *file); }),
-                             "read model");
+absl::Status ReadShardedTensors(const CheckpointReader& reader,
+                                FullyShardedModule& module,
+                                const ReadOptions& options) {
+  ReadOptions of_module = options;
+  of_module.passed_over = kOptimizer;
+  return reader.Read(*module.mesh().world(), ShardedTensors(module), of_module);
 }
 
 }  // namespace tessera

@@ -62,7 +62,7 @@ struct TinyRun {
 
   absl::StatusOr<std::string> Save(const std::string& folder) {
     return SaveCheckpoint(*sharded->mesh().world(),
-                          {folder, "tiny", {.step = 3}, 0},
+                          {folder, "tiny", {.step = 3}, {}},
                           ShardedTensors(*sharded, *optimizer));
   }
 };

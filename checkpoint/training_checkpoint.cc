@@ -1,257 +1,283 @@
+// Finds and reads what save_checkpoint.cc has written.
 #include "checkpoint/training_checkpoint.h"
 
-#include <filesystem>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/safetensors/safetensors_file.h"
-#include "checkpoint/safetensors/safetensors_writer.h"
+#include "absl/strings/str_join.h"
 #include "kernels/status.h"
-#include "runtime/data/checksum.h"
 #include "runtime/data/file_io.h"
 
 namespace tessera {
 namespace {
 
-std::string ShardName(int rank, int world_size) {
-  return absl::StrFormat("rank-%05d-of-%05d.safetensors", rank, world_size);
+absl::Status NoneIn(const std::string& folder,
+                    const std::vector<std::string>& reasons) {
+  return absl::NotFoundError(absl::StrCat("no complete checkpoint in ", folder,
+                                          reasons.empty() ? "" : ": ",
+                                          absl::StrJoin(reasons, "; ")));
 }
 
-absl::Status CheckTensors(std::span<const CheckpointTensor> tensors) {
-  std::set<std::string> names;
-  for (const CheckpointTensor& t : tensors) {
-    const int64_t whole = t.global_shape.num_elements();
-    if (!names.insert(t.name).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("checkpoint: tensor \"", t.name, "\" is given twice"));
-    }
-    if (t.begin < 0 || t.begin > whole - t.tensor.num_elements()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("checkpoint: tensor \"", t.name, "\": a piece of ",
-                       t.tensor.num_elements(), " elements from ", t.begin,
-                       " on does not lie in ", t.global_shape.ToString()));
-    }
+void WarnPassedOver(const std::string& path, const std::string& reason) {
+  spdlog::warn("{} is passed over: {}", path, reason);
+}
+
+absl::StatusOr<std::string> ToldByRank0(
+    Communicator& communicator, const absl::StatusOr<std::string>& value,
+    const char* what) {
+  RETURN_IF_ERROR(communicator.AgreeOnStatus(value.status(), what));
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   communicator.AllGatherBytes(*value, what));
+  return all[0];
+}
+
+// "900 800 ": the steps that are there, the largest first.
+absl::StatusOr<std::string> StepsText(const std::string& folder) {
+  ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> all,
+                   ListCheckpoints(folder));
+  std::string text;
+  for (auto it = all.rbegin(); it != all.rend(); ++it) {
+    absl::StrAppend(&text, it->step, " ");
+  }
+  return text;
+}
+
+// Which of the manifest's files this rank sees whole: '1', else '0'.
+std::string FilesSeen(const std::string& path, const Manifest& manifest) {
+  std::string seen;
+  for (const ManifestFile& file : manifest.files) {
+    seen += CheckFileSize(path, file).ok() ? '1' : '0';
+  }
+  return seen;
+}
+
+// OK when some rank sees each file; the same on all ranks.
+absl::Status CheckFiles(Communicator& communicator, const std::string& path,
+                        const Manifest& manifest) {
+  ASSIGN_OR_RETURN(
+      const std::vector<std::string> seen,
+      communicator.AllGatherBytes(FilesSeen(path, manifest), "find files"));
+  for (size_t i = 0; i < manifest.files.size(); ++i) {
+    const bool found = std::any_of(
+        seen.begin(), seen.end(),
+        [i](const std::string& s) { return i < s.size() && s[i] == '1'; });
+    if (found) continue;
+    return absl::DataLossError(
+        absl::StrCat(path, "/", manifest.files[i].name,
+                     ": is not there, or has not all its bytes"));
   }
   return absl::OkStatus();
 }
 
-// Writes this rank's file, and returns a manifest of it alone.
-absl::StatusOr<Manifest> WriteShard(const std::string& folder,
-                                    const std::string& name,
-                                    std::span<const CheckpointTensor> tensors) {
-  RETURN_IF_ERROR(CheckTensors(tensors));
-  const std::string path = absl::StrCat(folder, "/", name);
-  std::vector<TensorSpec> specs;
-  Manifest manifest;
-  for (const CheckpointTensor& t : tensors) {
-    const int64_t length = t.tensor.num_elements();
-    specs.push_back({t.name, t.tensor.dtype(), Shape{length}});
-    manifest.tensors[t.name] = {
-        t.tensor.dtype(), t.global_shape, {{t.begin, length}}};
-  }
-  ASSIGN_OR_RETURN(SafetensorsWriter writer,
-                   SafetensorsWriter::Create(path, specs));
-  for (const CheckpointTensor& t : tensors) {
-    RETURN_IF_ERROR(writer.WriteElements(t.name, 0, t.tensor));
-  }
-  RETURN_IF_ERROR(writer.Finish());
-  ASSIGN_OR_RETURN(const uint64_t checksum, FileChecksum(path));
-  ASSIGN_OR_RETURN(const ReadableFile file, ReadableFile::Open(path));
-  manifest.files.push_back({name, file.num_bytes(), checksum});
-  return manifest;
+absl::StatusOr<std::string> ReadManifestText(const std::string& path) {
+  return ReadFile(absl::StrCat(path, "/", kManifestName));
 }
 
-// The ranks' manifests as one. All ranks have to keep something of the same
-// tensors.
-absl::StatusOr<Manifest> Merge(const std::vector<std::string>& texts) {
-  Manifest whole;
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    ASSIGN_OR_RETURN(const Manifest part, ParseManifest(texts[rank]));
-    whole.files.push_back(part.files[0]);
-    if (rank == 0) {
-      whole.tensors = part.tensors;
-      continue;
-    }
-    for (const auto& [name, tensor] : part.tensors) {
-      const auto found = whole.tensors.find(name);
-      if (found == whole.tensors.end() || found->second.shape != tensor.shape ||
-          found->second.dtype != tensor.dtype) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("checkpoint: tensor \"", name, "\" of rank ", rank,
-                         " is not there on rank 0, or differs"));
-      }
-      found->second.pieces.push_back(tensor.pieces[0]);
-    }
-    for (const auto& [name, tensor] : whole.tensors) {
-      if (tensor.pieces.size() == rank + 1) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("checkpoint: tensor \"", name,
-                       "\" of rank 0 is not there on rank ", rank));
-    }
-  }
-  return whole;
+absl::Status CheckWhole(Communicator& communicator, const std::string& path) {
+  absl::StatusOr<std::string> text = std::string();
+  if (communicator.rank() == 0) text = ReadManifestText(path);
+  ASSIGN_OR_RETURN(const std::string told,
+                   ToldByRank0(communicator, text, "find checkpoint"));
+  const absl::StatusOr<Manifest> manifest = ParseManifest(told);
+  if (!manifest.ok()) return Annotate(manifest.status(), path);
+  return CheckFiles(communicator, path, *manifest);
 }
 
-absl::Status Commit(const SaveOptions& options, const std::string& path,
-                    const std::vector<std::string>& parts) {
-  ASSIGN_OR_RETURN(Manifest manifest, Merge(parts));
-  manifest.model = options.model;
-  manifest.state = options.state;
-  RETURN_IF_ERROR(
-      WriteFile(absl::StrCat(UnfinishedPath(path), "/", kManifestName),
-                SerializeManifest(manifest)));
-  return CommitCheckpoint(options.folder, path, options.keep);
-}
-
-absl::Status CheckShard(const std::string& path, const ManifestFile& file) {
-  ASSIGN_OR_RETURN(const ReadableFile shard, ReadableFile::Open(path));
-  if (shard.num_bytes() != file.num_bytes) {
-    return absl::DataLossError(absl::StrCat(path, ": has ", shard.num_bytes(),
-                                            " bytes, was saved with ",
-                                            file.num_bytes));
-  }
-  ASSIGN_OR_RETURN(const uint64_t checksum, FileChecksum(path));
-  if (checksum != file.checksum) {
-    return absl::DataLossError(absl::StrCat(
-        path, ": its checksum is ", ChecksumText(checksum), ", was saved with ",
-        ChecksumText(file.checksum), "; the file was changed or damaged"));
+absl::Status CheckWhole(const std::string& path) {
+  ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(path));
+  for (const ManifestFile& file : manifest.files) {
+    RETURN_IF_ERROR(CheckFileSize(path, file));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<Manifest> OpenAndCheck(const Communicator& communicator,
-                                      const std::string& path,
-                                      const std::string& model) {
-  ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(path));
-  if (manifest.world_size() != communicator.world_size()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        path, ": was saved on ", manifest.world_size(), " ranks, this run has ",
-        communicator.world_size(), "; resume on as many ranks"));
+std::string Describe(DType dtype, const Shape& shape,
+                     const std::vector<int>& order) {
+  return absl::StrCat(DTypeName(dtype), " ", shape.ToString(),
+                      order.empty() ? "" : " in the order of dims ",
+                      absl::StrJoin(order, ", "));
+}
+
+// Files that `rank` of `world_size` verifies: with as many ranks as wrote them
+// its own.
+std::vector<int> FilesToVerify(const Manifest& manifest, int rank,
+                               int world_size) {
+  std::vector<int> files;
+  for (int i = rank; i < manifest.world_size(); i += world_size) {
+    files.push_back(i);
   }
-  if (manifest.model != model) {
+  return files;
+}
+
+absl::StatusOr<SavedTensors> ParseAndVerify(const Communicator& communicator,
+                                            const std::string& path,
+                                            const std::string& text,
+                                            const std::string& model) {
+  absl::StatusOr<Manifest> manifest = ParseManifest(text);
+  if (!manifest.ok()) {
+    return Annotate(manifest.status(), absl::StrCat(path, "/", kManifestName));
+  }
+  if (manifest->model != model) {
     return absl::FailedPreconditionError(
-        absl::StrCat(path, ": is of another model: saved ", manifest.model,
+        absl::StrCat(path, ": is of another model: saved ", manifest->model,
                      ", this run has ", model));
   }
-  const ManifestFile& file = manifest.files[communicator.rank()];
-  RETURN_IF_ERROR(CheckShard(absl::StrCat(path, "/", file.name), file));
-  return manifest;
+  SavedTensors saved(path, *std::move(manifest));
+  for (const int file : FilesToVerify(saved.manifest(), communicator.rank(),
+                                      communicator.world_size())) {
+    RETURN_IF_ERROR(saved.Verify(file));
+  }
+  return saved;
 }
 
-absl::Status CheckAgainst(const Manifest& manifest, int rank,
-                          std::span<const CheckpointTensor> tensors) {
-  RETURN_IF_ERROR(CheckTensors(tensors));
-  std::set<std::string> wanted;
+absl::Status CheckNames(std::span<const CheckpointTensor> tensors) {
+  std::set<std::string> names;
   for (const CheckpointTensor& t : tensors) {
-    wanted.insert(t.name);
-    const auto found = manifest.tensors.find(t.name);
-    if (found == manifest.tensors.end()) {
-      return absl::NotFoundError(
-          absl::StrCat("has no tensor \"", t.name, "\""));
-    }
-    const ManifestTensor& saved = found->second;
-    const ManifestPiece piece = {t.begin, t.tensor.num_elements()};
-    if (saved.shape != t.global_shape || saved.dtype != t.tensor.dtype() ||
-        saved.pieces[rank] != piece) {
-      return absl::FailedPreconditionError(absl::StrFormat(
-          "tensor \"%s\": saved %s %s, elements [%d, +%d); wanted %s %s, "
-          "elements [%d, +%d)",
-          t.name, DTypeName(saved.dtype), saved.shape.ToString(),
-          saved.pieces[rank].begin, saved.pieces[rank].length,
-          DTypeName(t.tensor.dtype()), t.global_shape.ToString(), piece.begin,
-          piece.length));
-    }
-  }
-  for (const auto& [name, tensor] : manifest.tensors) {
-    if (wanted.contains(name)) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("holds tensor \"", name, "\", which this run lacks"));
+    if (names.insert(t.name).second) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor \"", t.name, "\" is given twice"));
   }
   return absl::OkStatus();
 }
 
-absl::Status FillTensors(const std::string& path,
-                         std::span<const CheckpointTensor> tensors) {
-  ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
+// Of the tensors that were saved as they are wanted.
+std::vector<WantedElements> WantedOf(std::span<const CheckpointTensor> tensors,
+                                     const TensorDifferences& differences) {
+  const std::set<std::string> names(differences.equal.begin(),
+                                    differences.equal.end());
+  std::vector<WantedElements> wanted;
   for (const CheckpointTensor& t : tensors) {
-    RETURN_IF_ERROR(file.ReadInto(t.name, 0, t.tensor));
-    t.tensor.storage()->BumpVersion();
+    if (names.contains(t.name)) wanted.push_back({t.name, t.begin, t.tensor});
   }
-  return absl::OkStatus();
+  return wanted;
 }
 
 }  // namespace
 
-absl::StatusOr<std::string> SaveCheckpoint(
-    Communicator& communicator, const SaveOptions& options,
-    std::span<const CheckpointTensor> tensors) {
-  const bool first = communicator.rank() == 0;
-  const std::string path = CheckpointPath(options.folder, options.state.step);
-  const std::string folder = UnfinishedPath(path);
-  RETURN_IF_ERROR(communicator.AgreeOnStatus(
-      first ? BeginCheckpoint(options.folder, path) : absl::OkStatus(),
-      "begin checkpoint"));
-  const absl::StatusOr<Manifest> mine = WriteShard(
-      folder, ShardName(communicator.rank(), communicator.world_size()),
-      tensors);
-  const absl::Status written =
-      communicator.AgreeOnStatus(mine.status(), "write checkpoint");
-  if (!written.ok()) {
-    std::error_code ignored;  // The next save tries again.
-    if (first) std::filesystem::remove_all(folder, ignored);
-    return written;
-  }
-  ASSIGN_OR_RETURN(const std::vector<std::string> parts,
-                   communicator.AllGatherBytes(SerializeManifest(*mine),
-                                               "describe checkpoint"));
-  RETURN_IF_ERROR(communicator.AgreeOnStatus(
-      first ? Commit(options, path, parts) : absl::OkStatus(),
-      "commit checkpoint"));
-  return path;
-}
-
 absl::StatusOr<std::string> FindLatestCheckpoint(const std::string& folder) {
   ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> all,
                    ListCheckpoints(folder));
-  if (!all.empty()) return all.back().path;
-  return absl::NotFoundError(
-      absl::StrCat("no complete checkpoint in ", folder));
+  std::vector<std::string> reasons;
+  for (auto it = all.rbegin(); it != all.rend(); ++it) {
+    const absl::Status whole = CheckWhole(it->path);
+    if (whole.ok()) return it->path;
+    reasons.emplace_back(whole.message());
+    WarnPassedOver(it->path, reasons.back());
+  }
+  return NoneIn(folder, reasons);
 }
 
 absl::StatusOr<std::string> FindLatestCheckpoint(Communicator& communicator,
                                                  const std::string& folder) {
-  absl::StatusOr<std::string> found = std::string();
-  if (communicator.rank() == 0) found = FindLatestCheckpoint(folder);
-  RETURN_IF_ERROR(
-      communicator.AgreeOnStatus(found.status(), "find checkpoint"));
-  ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   communicator.AllGatherBytes(*found, "find checkpoint"));
-  return all[0];
+  absl::StatusOr<std::string> steps = std::string();
+  if (communicator.rank() == 0) steps = StepsText(folder);
+  ASSIGN_OR_RETURN(std::string text,
+                   ToldByRank0(communicator, steps, "find checkpoint"));
+  std::vector<std::string> reasons;
+  for (size_t end; (end = text.find(' ')) != std::string::npos;
+       text.erase(0, end + 1)) {
+    int64_t step = 0;
+    TESSERA_CHECK(absl::SimpleAtoi(text.substr(0, end), &step));
+    const std::string path = CheckpointPath(folder, step);
+    const absl::Status whole = CheckWhole(communicator, path);
+    if (whole.ok()) return path;
+    reasons.emplace_back(whole.message());
+    if (communicator.rank() == 0) WarnPassedOver(path, reasons.back());
+  }
+  return NoneIn(folder, reasons);
+}
+
+absl::Status TensorDifferences::AsStatus(const ReadOptions& options) const {
+  std::vector<std::string> lines;
+  const auto add = [&](const char* what, bool ignored,
+                       const std::vector<std::string>& names) {
+    if (ignored || names.empty()) return;
+    lines.push_back(absl::StrCat(what, absl::StrJoin(names, ", ")));
+  };
+  add("has no tensor ", options.ignore_missing, missing);
+  std::vector<std::string> counted;
+  std::copy_if(unexpected.begin(), unexpected.end(),
+               std::back_inserter(counted), [&](const std::string& name) {
+                 return options.passed_over.empty() ||
+                        !name.starts_with(options.passed_over);
+               });
+  add("holds, which this run lacks, ", options.ignore_unexpected, counted);
+  add("differs in ", options.ignore_mismatched, mismatched);
+  if (lines.empty() && equal.empty() &&
+      !(missing.empty() && mismatched.empty())) {
+    lines.emplace_back("has nothing of what this run wants");
+  }
+  if (lines.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrJoin(lines, "; "));
 }
 
 absl::StatusOr<CheckpointReader> CheckpointReader::Open(
     Communicator& communicator, const std::string& path,
     const std::string& model) {
-  absl::StatusOr<Manifest> manifest = OpenAndCheck(communicator, path, model);
+  absl::StatusOr<std::string> text = std::string();
+  if (communicator.rank() == 0) text = ReadManifestText(path);
+  ASSIGN_OR_RETURN(const std::string manifest,
+                   ToldByRank0(communicator, text, "open checkpoint"));
+  absl::StatusOr<SavedTensors> saved =
+      ParseAndVerify(communicator, path, manifest, model);
   RETURN_IF_ERROR(
-      communicator.AgreeOnStatus(manifest.status(), "open checkpoint"));
-  return CheckpointReader(path, *std::move(manifest));
+      communicator.AgreeOnStatus(saved.status(), "open checkpoint"));
+  return CheckpointReader(*std::move(saved));
 }
 
-absl::Status CheckpointReader::Read(
-    Communicator& communicator,
+TensorDifferences CheckpointReader::Compare(
     std::span<const CheckpointTensor> tensors) const {
-  const int rank = communicator.rank();
-  RETURN_IF_ERROR(communicator.AgreeOnStatus(
-      Annotate(CheckAgainst(manifest_, rank, tensors), path_),
-      "compare checkpoint"));
+  TensorDifferences differences;
+  std::set<std::string> wanted;
+  for (const CheckpointTensor& t : tensors) {
+    wanted.insert(t.name);
+    const auto found = manifest().tensors.find(t.name);
+    if (found == manifest().tensors.end()) {
+      differences.missing.push_back(t.name);
+      continue;
+    }
+    const ManifestTensor& saved = found->second;
+    if (saved.shape == t.global_shape && saved.dtype == t.tensor.dtype() &&
+        saved.order == t.order) {
+      differences.equal.push_back(t.name);
+      continue;
+    }
+    differences.mismatched.push_back(absl::StrCat(
+        t.name, " is ", Describe(saved.dtype, saved.shape, saved.order),
+        ", wanted ", Describe(t.tensor.dtype(), t.global_shape, t.order)));
+  }
+  for (const auto& [name, tensor] : manifest().tensors) {
+    if (!wanted.contains(name)) differences.unexpected.push_back(name);
+  }
+  return differences;
+}
+
+absl::Status CheckpointReader::Check(Communicator& communicator,
+                                     std::span<const CheckpointTensor> tensors,
+                                     const ReadOptions& options) const {
+  const TensorDifferences differences = Compare(tensors);
+  absl::Status status = CheckNames(tensors);
+  if (status.ok()) status = differences.AsStatus(options);
+  status = Annotate(status, path());
+  if (status.ok()) {
+    status = saved_.CheckReadable(WantedOf(tensors, differences));
+  }
+  return communicator.AgreeOnStatus(status, "compare checkpoint");
+}
+
+absl::Status CheckpointReader::Read(Communicator& communicator,
+                                    std::span<const CheckpointTensor> tensors,
+                                    const ReadOptions& options) const {
+  RETURN_IF_ERROR(Check(communicator, tensors, options));
   return communicator.AgreeOnStatus(
-      FillTensors(absl::StrCat(path_, "/", manifest_.files[rank].name),
-                  tensors),
-      "read checkpoint");
+      saved_.Read(WantedOf(tensors, Compare(tensors))), "read checkpoint");
 }
 
 }  // namespace tessera

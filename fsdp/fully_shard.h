@@ -73,6 +73,10 @@ class FullyShardedModule {
 
   void ZeroGrad();
 
+  // Parameters that a forward without a backward left whole show this rank's
+  // part again. Called by all ranks; throws during a step.
+  void Reshard();
+
   // The p-norm (2, 1 or infinity) of all gradients together, as one process
   // would find it; the same bits on every rank, whatever the layout. Each
   // parameter counts once. A collective call.

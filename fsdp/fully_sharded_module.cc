@@ -43,6 +43,11 @@ void FullyShardedModule::ZeroGrad() {
   for (ShardedParameter& p : parameters_) p.variable.ZeroGrad();
 }
 
+void FullyShardedModule::Reshard() {
+  CheckIdle("Reshard");
+  runner_->ReshardKept();
+}
+
 void FullyShardedModule::ForEachFullParameter(
     const std::function<void(const std::string&, const Tensor&)>& f) {
   ForEachFullTensor([](const ShardedParameter& p) { return p.variable.data(); },

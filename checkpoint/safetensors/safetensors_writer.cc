@@ -41,14 +41,28 @@ absl::StatusOr<SafetensorsHeader> MakeHeader(
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(NewFile file, SafetensorsHeader header,
-                                     int64_t data_offset)
+                                     const std::string& text)
     : file_(std::move(file)),
       header_(std::move(header)),
-      data_offset_(data_offset),
+      data_offset_(static_cast<int64_t>(sizeof(uint64_t) + text.size())),
       written_bytes_(header_.entries.size(), 0) {
   for (size_t i = 0; i < header_.entries.size(); ++i) {
     index_[header_.entries[i].name] = i;
   }
+}
+
+absl::Status SafetensorsWriter::Put(int64_t offset, const void* data,
+                                    int64_t num_bytes) {
+  if (offset == checksum_bytes_) {
+    checksum_.Append(data, num_bytes);
+    checksum_bytes_ += num_bytes;
+  }
+  return file_.WriteAt(offset, data, num_bytes);
+}
+
+std::optional<uint64_t> SafetensorsWriter::checksum() const {
+  if (checksum_bytes_ != num_bytes()) return std::nullopt;
+  return checksum_.digest();
 }
 
 absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(
@@ -70,10 +84,11 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(
         length, " bytes, the format allows 100000000"));
   }
   ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path));
-  RETURN_IF_ERROR(file.WriteAt(0, &length, sizeof(length)));
-  RETURN_IF_ERROR(file.WriteAt(sizeof(length), text.data(), length));
-  return SafetensorsWriter(std::move(file), *std::move(header),
-                           sizeof(length) + length);
+  SafetensorsWriter writer(std::move(file), *std::move(header), text);
+  RETURN_IF_ERROR(writer.Put(0, &length, sizeof(length)));
+  RETURN_IF_ERROR(
+      writer.Put(sizeof(length), text.data(), static_cast<int64_t>(length)));
+  return writer;
 }
 
 absl::Status SafetensorsWriter::WriteElements(const std::string& name,
@@ -86,8 +101,7 @@ absl::Status SafetensorsWriter::WriteElements(const std::string& name,
     return absl::NotFoundError(absl::StrCat(where, ": was not announced"));
   }
   const SafetensorsEntry& entry = header_.entries[found->second];
-  if (entry.type->dtype != tensor.dtype() || begin < 0 ||
-      begin > entry.shape.num_elements() - tensor.num_elements()) {
+  if (entry.type->dtype != tensor.dtype()) {
     return absl::InvalidArgumentError(absl::StrCat(
         where, ": announced as ", entry.type->name, " ", entry.shape.ToString(),
         ", got ", tensor.ToString(), " at element ", begin));
@@ -97,10 +111,29 @@ absl::Status SafetensorsWriter::WriteElements(const std::string& name,
         where, ": wanted contiguous memory on a CPU, got ", tensor.ToString()));
   }
   RETURN_IF_ERROR(Try([&] { ComputeStream(tensor.device()).Synchronize(); }));
-  RETURN_IF_ERROR(file_.WriteAt(
-      data_offset_ + entry.begin + begin * ElementBytes(tensor.dtype()),
-      tensor.data(), tensor.num_bytes()));
-  written_bytes_[found->second] += tensor.num_bytes();
+  return WriteHostElements(name, begin, tensor.data(), tensor.num_elements());
+}
+
+absl::Status SafetensorsWriter::WriteHostElements(const std::string& name,
+                                                  int64_t begin,
+                                                  const void* data,
+                                                  int64_t num_elements) {
+  const auto found = index_.find(name);
+  const std::string where =
+      absl::StrCat(file_.path(), ": tensor \"", name, "\"");
+  if (found == index_.end()) {
+    return absl::NotFoundError(absl::StrCat(where, ": was not announced"));
+  }
+  const SafetensorsEntry& entry = header_.entries[found->second];
+  if (begin < 0 || begin > entry.shape.num_elements() - num_elements) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        where, ": announced as ", entry.type->name, " ", entry.shape.ToString(),
+        ", got ", num_elements, " elements at element ", begin));
+  }
+  const int64_t element_bytes = entry.type->num_bits / 8;
+  RETURN_IF_ERROR(Put(data_offset_ + entry.begin + begin * element_bytes, data,
+                      num_elements * element_bytes));
+  written_bytes_[found->second] += num_elements * element_bytes;
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -11,16 +12,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/safetensors/header.h"
+#include "checkpoint/tensor_spec.h"
+#include "runtime/data/checksum.h"
 #include "runtime/data/file_io.h"
 #include "runtime/tensor/tensor.h"
 
 namespace tessera {
-
-struct TensorSpec {
-  std::string name;
-  DType dtype = DType::kFloat32;
-  Shape shape;
-};
 
 // The bytes are those that the reference library writes: wide types first,
 // then by name, so every tensor is aligned to its elements. Tensors may be
@@ -41,18 +38,30 @@ class SafetensorsWriter {
   // Elements [begin, begin + tensor.num_elements()) in row-major order.
   absl::Status WriteElements(const std::string& name, int64_t begin,
                              const Tensor& tensor);
+  // As WriteElements, of elements that lie at `data` and that nobody writes: no
+  // stream is waited for, so that any thread may write.
+  absl::Status WriteHostElements(const std::string& name, int64_t begin,
+                                 const void* data, int64_t num_elements);
   // Checks that every tensor was written whole, and makes the file appear.
   absl::Status Finish();
 
+  int64_t num_bytes() const { return data_offset_ + header_.data_bytes; }
+  // Of the whole file, when its tensors were written in the order of entries(),
+  // each from front to back.
+  std::optional<uint64_t> checksum() const;
+
  private:
   SafetensorsWriter(NewFile file, SafetensorsHeader header,
-                    int64_t data_offset);
+                    const std::string& text);
+  absl::Status Put(int64_t offset, const void* data, int64_t num_bytes);
 
   NewFile file_;
   SafetensorsHeader header_;
   int64_t data_offset_;
   std::unordered_map<std::string, size_t> index_;
   std::vector<int64_t> written_bytes_;  // Of each entry.
+  StreamingChecksum checksum_;          // Of the first checksum_bytes_ bytes.
+  int64_t checksum_bytes_ = 0;
 };
 
 }  // namespace tessera
