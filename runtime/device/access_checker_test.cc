@@ -78,6 +78,17 @@ TEST_F(AccessCheckerTest, BytesThatDoNotOverlapDoNotRace) {
   EXPECT_THAT(AccessChecker::TakeReports(), SizeIs(3));
 }
 
+TEST_F(AccessCheckerTest, PartsOfARangeAreJudgedByThemselves) {
+  Write(a_, 0, 16);
+  b_.WaitFor(a_.Record());
+  Write(b_, 4, 4);
+  Write(a_, 8, 8);
+  Write(a_, 0, 4);
+  EXPECT_THAT(AccessChecker::TakeReports(), IsEmpty());
+  Write(a_, 7, 1);
+  EXPECT_THAT(AccessChecker::TakeReports(), SizeIs(1));
+}
+
 TEST_F(AccessCheckerTest, AnEventOrdersWorkBeforeIt) {
   Write(a_, 0, 8);
   const Event event = a_.Record();
