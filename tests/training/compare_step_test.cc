@@ -48,7 +48,7 @@ class CompareStepTest : public ::testing::Test {
 constexpr char kStep[] = R"(case "$*" in
 *mode=fsdp*)
   echo "RESULT tessera fsdp rank 0/2 threads=1 bf16=0 B=2 T=64 L=12: min 0.1 median 0.$n first 9 s, PSS 90 MB"
-  echo "RESULT tessera fsdp rank 1/2 threads=1 bf16=0 B=2 T=64 L=12: min 0.1 median 1.000 first 9 s, PSS 110 MB";;
+  echo "[rank 1] RESULT tessera fsdp rank 1/2 threads=1 bf16=0 B=2 T=64 L=12: min 0.1 median 1.000 first 9 s, PSS 110 MB";;
 *)
   echo "RESULT tessera single rank 0/1 threads=2 bf16=0 B=4 T=64 L=12: min 0.1 median 0.500 first 9 s, PSS 300 MB";;
 esac
