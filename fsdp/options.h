@@ -50,7 +50,8 @@ struct MixedPrecision {
   // Floating inputs are cast to param_dtype: of the root always, of the other
   // units if this says so; by default version 1 does not, version 2 does.
   std::optional<bool> cast_forward_inputs = {};
-  // Gradients of the shards in param_dtype and not in the masters' type.
+  // Gradients of the shards are shown in param_dtype: rounded copies of the
+  // sums, for optimizers of one's own (those of runtime/optim want float32).
   bool keep_low_precision_grads = false;
 
   // "bf16", "fp16", "fp32": param_dtype and reduce_dtype, and buffer_dtype

@@ -6,6 +6,7 @@
 
 #include "fsdp/gradient_factors.h"
 #include "kernels/status.h"
+#include "runtime/device/allocator.h"
 #include "runtime/ops/elementwise.h"
 
 namespace tessera {
@@ -211,6 +212,15 @@ void UnitGradient::GiveBackBuffers() {
   }
 }
 
+// With keep_low_precision_grads a copy in the compute type; the sum itself
+// stays as it is, and the next backward adds to it.
+Tensor UnitGradient::ShownGradient(const ShardedGroup& group, size_t i) const {
+  const Tensor sum = group.LocalGradient(i);
+  if (!context_->options.mixed_precision.keep_low_precision_grads) return sum;
+  MemoryCategoryGuard guard(MemoryCategory::kGradient);
+  return ops::Cast(sum, group.compute_dtype());
+}
+
 void UnitGradient::Finish() {
   if (!reducing_) return;
   reducing_ = false;
@@ -228,7 +238,7 @@ void UnitGradient::Finish() {
       // [Note: absent gradients] No rank used the parameter: it keeps what it
       // held, and the optimizer does not touch it.
       if (!all_here && present[at] == 0) continue;
-      group->parameters()[i].variable.set_grad(group->LocalGradient(i));
+      group->parameters()[i].variable.set_grad(ShownGradient(*group, i));
     }
   }
   flags_ = Tensor();

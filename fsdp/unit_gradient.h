@@ -65,6 +65,7 @@ class UnitGradient {
   void Merge(const std::vector<Reducing>& work);
   void GiveBackBuffers();
   Tensor LocalFlags() const;
+  Tensor ShownGradient(const ShardedGroup& group, size_t i) const;
 
   const std::string unit_name_;
   std::vector<ShardedGroup*> groups_;

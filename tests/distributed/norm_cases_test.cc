@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "runtime/functions/elementwise.h"
+#include "runtime/ops/elementwise.h"
 #include "tests/distributed/case_models.h"
 #include "tests/distributed/sharded_run.h"
 
@@ -105,6 +107,57 @@ TEST(NormCases, NormsAreEqualBitForBit) {
     }
     EXPECT_GT(norms[0], 0.0);
     EXPECT_THAT(norms, testing::Each(norms[0])) << "norm type " << type;
+  }
+}
+
+// Parameters that are not sharded count once.
+TEST(NormCases, IgnoredParametersBelongToTheNorm) {
+  const Scenario scenario{
+      .make_model =
+          [] {
+            return MakeMlp({7, 5, 3});
+          },
+      .train =
+          [](Module& model, Pass& pass) {
+            const Variable x = CaseInput(3, 7, pass.rank(), pass.step());
+            pass.Backward(SumOfSquares(static_cast<CaseModule&>(model)(x)));
+          },
+      .num_steps = 1};
+  for (const double type : {2.0, 1.0, kInfinity}) {
+    for (Mode mode : AllModes(3)) {
+      std::vector<double> norms;
+      for (const bool ignore : {false, true}) {
+        if (ignore) mode.options.ignored_patterns = {".*\\.bias"};
+        std::vector<double> of_rank(3);
+        RunSharded(
+            scenario, 3, mode, [&](Module&, FullyShardedModule& sharded) {
+              of_rank[sharded.mesh().world()->rank()] = sharded.GradNorm(type);
+            });
+        norms.insert(norms.end(), of_rank.begin(), of_rank.end());
+      }
+      EXPECT_GT(norms[0], 0.0);
+      EXPECT_THAT(norms, testing::Each(norms[0]))
+          << mode.name << ", norm type " << type;
+    }
+  }
+}
+
+// J.60: an element is on one rank, which can clip it by its value.
+TEST(NormCases, ClippingByValueWorksOnShards) {
+  for (const Mode& mode : AllModes(4)) {
+    const Outcome outcome = RunSharded(
+        WithGradient({-3, 2, 0.25, -0.5, 7}), 4, mode,
+        [](Module& model, FullyShardedModule&) {
+          for (const NamedVariable& p : model.NamedParameters()) {
+            const Tensor& grad = p.variable.grad();
+            std::vector<float> values = grad.ToVector<float>();
+            for (float& v : values) v = std::clamp(v, -1.0F, 1.0F);
+            ops::Copy(Tensor::FromVector(values, grad.shape()), grad);
+          }
+        });
+    EXPECT_THAT(outcome.gradients.at("w"),
+                testing::ElementsAre(-1, 1, 0.25, -0.5, 1))
+        << mode.name;
   }
 }
 
