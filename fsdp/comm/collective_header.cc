@@ -58,6 +58,8 @@ const char* OperationName(Operation operation) {
       return "Barrier";
     case Operation::kAllocateBuffer:
       return "AllocateBuffer";
+    case Operation::kFailTogether:
+      return "FailTogether";
   }
   return "unknown operation";
 }

@@ -21,6 +21,7 @@ enum class Operation : uint32_t {
   kBroadcast,
   kBarrier,
   kAllocateBuffer,
+  kFailTogether,
 };
 const char* OperationName(Operation operation);
 
@@ -36,6 +37,7 @@ struct CollectiveHeader {
   int32_t num_flags = 0;
   ReduceOp reduce_op = ReduceOp::kSum;
   DType dtype = DType::kFloat32;  // Of the first part.
+  int32_t status_code = 0;        // Not 0: this rank cannot take part.
   char what[120] = {};            // Cut short when longer.
 };
 
@@ -65,8 +67,9 @@ CommunicatorGroup MakeSubgroup(const CommunicatorGroup& parent,
                                const std::vector<int>& members,
                                const std::string& name);
 
-// OK when all ranks run the same collective; else an error that names the
-// first two that differ and what to do. `headers` are by rank in the group.
+// OK when all ranks run the same collective, whether they can or not; else an
+// error that names the first two that differ and what to do. `headers` are by
+// rank in the group.
 absl::Status CompareHeaders(std::span<const CollectiveHeader* const> headers,
                             const CommunicatorGroup& group);
 

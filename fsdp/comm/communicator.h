@@ -99,6 +99,17 @@ class Communicator {
   // other ranks, whose waits end with it too. From any thread.
   virtual void Abort(const absl::Status& status) = 0;
 
+  // [Note: failing together] A rank that lacks memory says so, and all ranks
+  // lose the step and not the run. Every rank calls this once its part of the
+  // step has failed, by its own lack of memory or by the error that the others'
+  // gave to a collective, with its streams idle; blocks. A rank that still runs
+  // collectives gets the error from the first that this one does not join:
+  // nothing moves in it nor in those queued behind it. Returns the first
+  // failing rank's error, with its rank named, the same on all ranks, and the
+  // communicator is as good as new. Any other code than kResourceExhausted
+  // aborts the communicator, whose abort is then returned.
+  virtual absl::Status FailTogether(const absl::Status& status) = 0;
+
   // Blocking exchange of host bytes: the values of all ranks, by rank. Sizes
   // may differ. Used to validate before the first collective.
   virtual absl::StatusOr<std::vector<std::string>> AllGatherBytes(

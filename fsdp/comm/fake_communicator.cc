@@ -190,6 +190,12 @@ void FakeCommunicator::Abort(const absl::Status& status) {
   if (abort_status_.ok()) abort_status_ = status;
 }
 
+absl::Status FakeCommunicator::FailTogether(const absl::Status& status) {
+  if (!absl::IsResourceExhausted(status)) Abort(status);
+  RETURN_IF_ERROR(abort_status());
+  return status;
+}
+
 absl::StatusOr<std::vector<std::string>> FakeCommunicator::AllGatherBytes(
     const std::string& value, std::string_view /*what*/) {
   RETURN_IF_ERROR(abort_status());

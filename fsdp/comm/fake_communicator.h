@@ -45,6 +45,7 @@ class FakeCommunicator : public Communicator {
                                             CommBufferKind kind,
                                             MemoryCategory category) override;
   void Abort(const absl::Status& status) override;
+  absl::Status FailTogether(const absl::Status& status) override;
   absl::StatusOr<std::vector<std::string>> AllGatherBytes(
       const std::string& value, std::string_view what) override;
   absl::StatusOr<std::shared_ptr<Communicator>> Split(

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "fsdp/comm/short_slice.h"
 #include "gloo/rendezvous/context.h"
 #include "gloo/rendezvous/store.h"
 #include "gloo/transport/tcp/device.h"
@@ -21,6 +23,11 @@ namespace {
 constexpr absl::Duration kNewsTime = absl::Seconds(1);
 // gloo's own time-outs close all connections; ours come first.
 constexpr absl::Duration kBeyondOurs = absl::Minutes(1);
+// No other message has this number.
+constexpr uint64_t kGreetingSlot = uint64_t{1} << 62;
+// Messages are numbered from here on after each greeting, so that numbers agree
+// again where a rank has expected what no rank then sent.
+constexpr int kRoundShift = 20;
 // gloo waits this many time-outs for a connection.
 constexpr int kConnectFactor = 5;
 
@@ -93,9 +100,12 @@ struct Connecting {
   }
 };
 
-void ConnectNow(const std::shared_ptr<Store>& store,
-                const CommunicatorGroup& group, const std::string& id,
-                Connecting& connecting) {
+// Lets go of the store before it tells that it has finished: whoever waits for
+// that may be the last owner, and says goodbye.
+void ConnectNow(std::shared_ptr<Store> store, const CommunicatorGroup& group,
+                const std::string& id, Connecting& connecting) {
+  // For the thread that gloo starts for its sockets.
+  AskForShortSlice();
   const absl::Status status = Try([&] {
     auto context =
         std::make_shared<gloo::rendezvous::Context>(group.rank, group.size());
@@ -107,6 +117,7 @@ void ConnectNow(const std::shared_ptr<Store>& store,
     std::lock_guard lock(connecting.mutex);
     connecting.context = std::move(context);
   });
+  store.reset();
   connecting.Finish(status);
 }
 
@@ -120,7 +131,9 @@ absl::StatusOr<std::shared_ptr<gloo::Context>> ConnectContext(
   auto connecting = std::make_shared<Connecting>();
   const int listener = store->AddListener(
       [connecting](const StoreNews& news) { connecting->Finish(news.status); });
-  std::thread([=] { ConnectNow(store, group, id, *connecting); }).detach();
+  std::thread([=, store = store]() mutable {
+    ConnectNow(std::move(store), group, id, *connecting);
+  }).detach();
   std::unique_lock lock(connecting->mutex);
   const bool in_time = connecting->changed.wait_for(
       lock, absl::ToChronoMilliseconds(store->options().timeout),
@@ -135,16 +148,21 @@ absl::StatusOr<std::shared_ptr<gloo::Context>> ConnectContext(
 
 }  // namespace
 
-GlooMesh::GlooMesh(const CommunicatorGroup& group, const WaitOptions& wait)
+GlooMesh::GlooMesh(const CommunicatorGroup& group, const WaitOptions& wait,
+                   int64_t greeting_bytes)
     : group_(group),
       wait_(wait),
-      next_send_(group.size()),
-      next_receive_(group.size()) {}
+      greeting_bytes_(greeting_bytes),
+      greetings_(group.size() * greeting_bytes),
+      arriving_(group.size() * greeting_bytes),
+      num_sent_(group.size()),
+      num_received_(group.size()),
+      num_expected_(group.size()) {}
 
 absl::StatusOr<std::unique_ptr<GlooMesh>> GlooMesh::Connect(
     const std::shared_ptr<Store>& store, const CommunicatorGroup& group,
-    const std::string& id, const WaitOptions& wait) {
-  std::unique_ptr<GlooMesh> mesh(new GlooMesh(group, wait));
+    const std::string& id, const WaitOptions& wait, int64_t greeting_bytes) {
+  std::unique_ptr<GlooMesh> mesh(new GlooMesh(group, wait, greeting_bytes));
   if (group.size() == 1) return mesh;
   IgnoreBrokenPipes();
   absl::StatusOr<std::shared_ptr<gloo::Context>> context =
@@ -158,6 +176,7 @@ absl::StatusOr<std::unique_ptr<GlooMesh>> GlooMesh::Connect(
   mesh->context_ = *std::move(context);
   mesh->context_->setTimeout(
       absl::ToChronoMilliseconds(wait.timeout + kBeyondOurs));
+  mesh->AwaitFirstGreetings();
   mesh->watcher_ = std::thread([raw = mesh.get()] { raw->Watch(); });
   return mesh;
 }
@@ -179,6 +198,10 @@ absl::Status GlooMesh::StopStatus() {
 }
 
 void GlooMesh::WakeWaiter() {
+  if (greeting_send_ != nullptr) greeting_send_->abortWaitSend();
+  for (const auto& buffer : greeting_receives_) {
+    if (buffer != nullptr) buffer->abortWaitRecv();
+  }
   for (const auto& buffer : send_buffers_) buffer->abortWaitSend();
   for (const auto& buffer : receive_buffers_) buffer->abortWaitRecv();
 }
@@ -202,15 +225,14 @@ absl::Status GlooMesh::Broken(int rank, const std::string& text) {
                    " has ended; see that rank's own error (", text, ")"));
 }
 
+// The watcher looks by itself, often enough: to wake it for every wait costs
+// more than most waits.
 void GlooMesh::StartWait(const std::string& operation) {
-  {
-    std::lock_guard lock(mutex_);
-    operation_ = operation;
-    waited_rank_ = -1;
-    wait_start_ = absl::Now();
-    warned_ = false;
-  }
-  changed_.notify_all();
+  std::lock_guard lock(mutex_);
+  operation_ = operation;
+  waited_rank_ = -1;
+  wait_start_ = absl::Now();
+  warned_ = false;
 }
 
 void GlooMesh::WaitFor(int rank) {
@@ -222,7 +244,9 @@ void GlooMesh::EndWait() {
   std::lock_guard lock(mutex_);
   operation_.clear();
   send_buffers_.clear();
+  send_ranks_.clear();
   receive_buffers_.clear();
+  receive_ranks_.clear();
 }
 
 // Of the watcher: says when a wait is long, and ends it when it is too long.
@@ -257,25 +281,128 @@ void GlooMesh::Watch() {
   }
 }
 
-absl::Status GlooMesh::WaitForAll(const std::string& operation,
-                                  std::span<const SendMessage> sends,
-                                  std::span<const ReceiveMessage> receives) {
+absl::Status GlooMesh::WaitForAll(const std::string& operation) {
   StartWait(operation);
   const std::chrono::milliseconds limit =
       absl::ToChronoMilliseconds(wait_.timeout + kBeyondOurs);
   int rank = group_.rank;
   try {
-    for (size_t i = 0; i < receives.size(); ++i) {
-      WaitFor(rank = receives[i].rank);
+    for (size_t i = 0; i < receive_buffers_.size(); ++i) {
+      WaitFor(rank = receive_ranks_[i]);
       RETURN_IF_ERROR(StopStatus());
       if (!receive_buffers_[i]->waitRecv(nullptr, limit)) return StopStatus();
     }
-    for (size_t i = 0; i < sends.size(); ++i) {
-      WaitFor(rank = sends[i].rank);
+    for (size_t i = 0; i < send_buffers_.size(); ++i) {
+      WaitFor(rank = send_ranks_[i]);
       RETURN_IF_ERROR(StopStatus());
       if (!send_buffers_[i]->waitSend(nullptr, limit)) return StopStatus();
     }
   } catch (const std::exception& error) {
+    return Broken(rank, error.what());
+  }
+  return absl::OkStatus();
+}
+
+void GlooMesh::AwaitFirstGreetings() {
+  greeting_send_ =
+      context_->createUnboundBuffer(greeting(group_.rank), greeting_bytes_);
+  greeting_receives_.resize(group_.size());
+  for (int r = 0; r < group_.size(); ++r) {
+    if (r == group_.rank) continue;
+    greeting_receives_[r] =
+        context_->createUnboundBuffer(ArrivingGreeting(r), greeting_bytes_);
+    AwaitGreeting(r);
+  }
+}
+
+// A rank that has left after its last greeting is an error of the next one,
+// which cannot be sent to it.
+void GlooMesh::AwaitGreeting(int rank) {
+  (void)Try([&] { greeting_receives_[rank]->recv(rank, kGreetingSlot); });
+}
+
+absl::Status GlooMesh::WaitForGreetings(const std::string& operation) {
+  StartWait(operation);
+  const std::chrono::milliseconds limit =
+      absl::ToChronoMilliseconds(wait_.timeout + kBeyondOurs);
+  int rank = group_.rank;
+  try {
+    for (rank = 0; rank < group_.size(); ++rank) {
+      if (rank == group_.rank) continue;
+      WaitFor(rank);
+      RETURN_IF_ERROR(StopStatus());
+      Buffer& buffer = *greeting_receives_[rank];
+      if (!buffer.waitRecv(nullptr, limit)) return StopStatus();
+      std::memcpy(greeting(rank), ArrivingGreeting(rank), greeting_bytes_);
+      AwaitGreeting(rank);
+    }
+    for (int sent = 1; sent < group_.size(); ++sent) {
+      RETURN_IF_ERROR(StopStatus());
+      if (!greeting_send_->waitSend(&rank, limit)) return StopStatus();
+    }
+  } catch (const std::exception& error) {
+    return Broken(rank, error.what());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GlooMesh::Greet(const std::string& operation) {
+  RETURN_IF_ERROR(StopStatus());
+  if (context_ == nullptr) return absl::OkStatus();
+  int rank = 0;
+  try {
+    for (rank = 0; rank < group_.size(); ++rank) {
+      if (rank != group_.rank) greeting_send_->send(rank, kGreetingSlot);
+    }
+  } catch (const std::exception& error) {
+    return Broken(rank, error.what());
+  }
+  absl::Status status = WaitForGreetings(operation);
+  ++round_;
+  num_received_ =
+      std::exchange(num_expected_, std::vector<uint64_t>(num_expected_.size()));
+  std::fill(num_sent_.begin(), num_sent_.end(), 0);
+  return status;
+}
+
+uint64_t GlooMesh::NextSlot(std::vector<uint64_t>& counts, int rank,
+                            uint64_t round) {
+  return round << kRoundShift | counts[rank]++;
+}
+
+void GlooMesh::PostReceives(std::span<const ReceiveMessage> receives,
+                            std::vector<uint64_t>& counts, uint64_t round) {
+  std::lock_guard lock(mutex_);
+  for (const ReceiveMessage& message : receives) {
+    if (message.num_bytes == 0) continue;
+    receive_ranks_.push_back(message.rank);
+    receive_buffers_.push_back(
+        context_->createUnboundBuffer(message.data, message.num_bytes));
+    receive_buffers_.back()->recv(message.rank,
+                                  NextSlot(counts, message.rank, round));
+  }
+}
+
+void GlooMesh::PostSends(std::span<const SendMessage> sends) {
+  std::lock_guard lock(mutex_);
+  for (const SendMessage& message : sends) {
+    if (message.num_bytes == 0) continue;
+    send_ranks_.push_back(message.rank);
+    send_buffers_.push_back(context_->createUnboundBuffer(
+        const_cast<void*>(message.data), message.num_bytes));
+    send_buffers_.back()->send(message.rank,
+                               NextSlot(num_sent_, message.rank, round_));
+  }
+}
+
+absl::Status GlooMesh::Expect(std::span<const ReceiveMessage> receives) {
+  RETURN_IF_ERROR(StopStatus());
+  if (context_ == nullptr) return absl::OkStatus();
+  try {
+    PostReceives(receives, num_expected_, round_ + 1);
+  } catch (const std::exception& error) {
+    const int rank = receive_ranks_.back();
+    EndWait();
     return Broken(rank, error.what());
   }
   return absl::OkStatus();
@@ -286,33 +413,16 @@ absl::Status GlooMesh::Exchange(const std::string& operation,
                                 std::span<const ReceiveMessage> receives) {
   RETURN_IF_ERROR(StopStatus());
   if (context_ == nullptr) return absl::OkStatus();
-  std::vector<SendMessage> sent;
-  std::vector<ReceiveMessage> received;
-  int rank = group_.rank;
   try {
-    std::lock_guard lock(mutex_);
-    for (const ReceiveMessage& message : receives) {
-      if (message.num_bytes == 0) continue;
-      rank = message.rank;
-      received.push_back(message);
-      receive_buffers_.push_back(
-          context_->createUnboundBuffer(message.data, message.num_bytes));
-      receive_buffers_.back()->recv(rank, next_receive_[rank]++);
-    }
-    for (const SendMessage& message : sends) {
-      if (message.num_bytes == 0) continue;
-      rank = message.rank;
-      sent.push_back(message);
-      send_buffers_.push_back(context_->createUnboundBuffer(
-          const_cast<void*>(message.data), message.num_bytes));
-      send_buffers_.back()->send(rank, next_send_[rank]++);
-    }
+    PostReceives(receives, num_received_, round_);
+    PostSends(sends);
   } catch (const std::exception& error) {
-    const std::string text = error.what();
+    const int rank =
+        send_ranks_.empty() ? receive_ranks_.back() : send_ranks_.back();
     EndWait();
-    return Broken(rank, text);
+    return Broken(rank, error.what());
   }
-  absl::Status status = WaitForAll(operation, sent, received);
+  absl::Status status = WaitForAll(operation);
   EndWait();
   return status;
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "fsdp/comm/reduce_tree.h"
+#include "fsdp/comm/short_slice.h"
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
 
@@ -21,6 +22,12 @@ MemoryRange RangeOf(const Tensor& tensor) {
 
 std::string Where(const char* operation, std::string_view what) {
   return absl::StrCat(operation, " of '", std::string(what), "'");
+}
+
+// Of a stream's worker: it waits for other ranks more than it works.
+void AskOnceForShortSlice() {
+  thread_local const bool asked = AskForShortSlice();
+  (void)asked;
 }
 
 absl::Status CheckParts(const Tensor& whole, const Tensor& shard,
@@ -40,15 +47,15 @@ absl::Status CheckParts(const Tensor& whole, const Tensor& shard,
 // Held by the queued work; tells the communicator when it is dropped unrun.
 class HostCommunicator::Ticket {
  public:
+  // `before`: the point in the stream where the work begins.
   Ticket(std::shared_ptr<HostCommunicator> communicator,
-         const CollectiveHeader& header)
-      : communicator_(std::move(communicator)), header_(header) {}
+         const CollectiveHeader& header, Event before)
+      : communicator_(std::move(communicator)),
+        header_(header),
+        before_(std::move(before)) {}
   ~Ticket() {
     if (ran_) return;
-    communicator_->Abort(absl::CancelledError(
-        absl::StrCat(communicator_->Context(header_),
-                     " was dropped, because earlier work of its stream "
-                     "failed on this rank")));
+    communicator_->Dropped(header_, Try([&] { before_.Synchronize(); }));
   }
   Ticket(const Ticket&) = delete;
   Ticket& operator=(const Ticket&) = delete;
@@ -61,6 +68,7 @@ class HostCommunicator::Ticket {
  private:
   std::shared_ptr<HostCommunicator> communicator_;
   const CollectiveHeader header_;
+  const Event before_;
   bool ran_ = false;
 };
 
@@ -80,6 +88,73 @@ std::string HostCommunicator::Context(const CollectiveHeader& header) const {
 absl::Status HostCommunicator::abort_status() const {
   std::lock_guard lock(mutex_);
   return abort_status_;
+}
+
+absl::Status HostCommunicator::StatusLocked() const {
+  return abort_status_.ok() ? failure_ : abort_status_;
+}
+
+absl::Status HostCommunicator::status() const {
+  std::lock_guard lock(mutex_);
+  return StatusLocked();
+}
+
+bool HostCommunicator::failed_together() const {
+  std::lock_guard lock(mutex_);
+  return failed_together_;
+}
+
+void HostCommunicator::Dropped(const CollectiveHeader& header,
+                               const absl::Status& cause) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return;
+    if (absl::IsResourceExhausted(cause)) failure_ = cause;
+  }
+  if (absl::IsResourceExhausted(cause)) return turn_changed_.notify_all();
+  Abort(absl::CancelledError(
+      absl::StrCat(Context(header),
+                   " was dropped, because earlier work of its stream failed "
+                   "on this rank: ",
+                   cause.message())));
+}
+
+absl::Status HostCommunicator::CompareWords(std::span<const RankWord> words) {
+  std::vector<const CollectiveHeader*> headers;
+  headers.reserve(words.size());
+  for (size_t r = 0; r < words.size(); ++r) {
+    const CollectiveHeader& header = *words[r].header;
+    headers.push_back(&header);
+    if (header.status_code == 0) continue;
+    std::lock_guard lock(mutex_);
+    failed_together_ = true;
+    failure_ = absl::Status(static_cast<absl::StatusCode>(header.status_code),
+                            absl::StrCat(group_.RankName(static_cast<int>(r)),
+                                         ": ", words[r].reason));
+    return failure_;
+  }
+  return CompareHeaders(headers, group_);
+}
+
+absl::Status HostCommunicator::FailTogether(const absl::Status& status) {
+  TESSERA_CHECK(!status.ok());
+  if (!absl::IsResourceExhausted(status)) Abort(status);
+  if (absl::Status aborted = abort_status(); !aborted.ok()) return aborted;
+  if (!failed_together()) {
+    CollectiveHeader header = MakeHeader(Operation::kFailTogether, "the step");
+    {
+      std::lock_guard lock(mutex_);
+      failure_ = absl::OkStatus();
+      header.sequence = turn_;
+    }
+    absl::Status met =
+        RunInTurn(header, [&] { return RunFailTogether(header, status); });
+    if (!failed_together()) return met;
+  }
+  std::lock_guard lock(mutex_);
+  next_sequence_ = turn_;
+  failed_together_ = false;
+  return std::exchange(failure_, absl::OkStatus());
 }
 
 void HostCommunicator::Abort(const absl::Status& status) {
@@ -105,18 +180,18 @@ void HostCommunicator::Stop(const absl::Status& status,
 absl::Status HostCommunicator::WaitForTurn(uint64_t sequence) {
   std::unique_lock lock(mutex_);
   turn_changed_.wait(lock,
-                     [&] { return turn_ == sequence || !abort_status_.ok(); });
-  return abort_status_;
+                     [&] { return turn_ == sequence || !StatusLocked().ok(); });
+  return StatusLocked();
 }
 
 absl::Status HostCommunicator::RunInTurn(
     const CollectiveHeader& header, const std::function<absl::Status()>& run) {
   absl::Status status = WaitForTurn(header.sequence);
-  const bool first = status.ok();
-  if (first) status = Try(run);
-  if (!status.ok()) {
-    status = Annotate(status, Context(header));
-    if (first) Abort(status);
+  if (!status.ok()) return Annotate(status, Context(header));
+  status = Try(run);
+  if (!status.ok()) status = Annotate(status, Context(header));
+  if (!status.ok() && !failed_together()) {
+    Abort(status);
     return status;
   }
   {
@@ -130,15 +205,20 @@ absl::Status HostCommunicator::RunInTurn(
 absl::Status HostCommunicator::Submit(const CollectiveHeader& header,
                                       Stream& stream, AccessList access,
                                       std::function<absl::Status()> run) {
-  if (absl::Status status = abort_status(); !status.ok()) {
-    return Annotate(status, Context(header));
+  if (absl::Status ended = status(); !ended.ok()) {
+    return Annotate(ended, Context(header));
   }
   ++next_sequence_;
-  auto ticket = std::make_shared<Ticket>(shared_from_this(), header);
+  const bool queued = stream.mode() == StreamMode::kQueued;
+  auto ticket =
+      std::make_shared<Ticket>(shared_from_this(), header, stream.Record());
   return Try([&] {
     stream.Enqueue(
         OperationName(header.operation),
-        [ticket, run = std::move(run)] { OrThrow(ticket->Run(run)); },
+        [ticket, run = std::move(run), queued] {
+          if (queued) AskOnceForShortSlice();
+          OrThrow(ticket->Run(run));
+        },
         std::move(access));
   });
 }
@@ -316,8 +396,8 @@ absl::StatusOr<CommBuffer> HostCommunicator::AllocateBuffer(
                      " communicator has host memory only, asked for ",
                      num_bytes, " bytes on ", device.ToString()));
   }
-  if (absl::Status status = abort_status(); !status.ok()) {
-    return Annotate(status, Context(header));
+  if (absl::Status ended = status(); !ended.ok()) {
+    return Annotate(ended, Context(header));
   }
   ++next_sequence_;
   absl::StatusOr<CommBuffer> buffer = CommBuffer{};

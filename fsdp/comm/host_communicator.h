@@ -67,7 +67,8 @@ absl::StatusOr<CommBuffer> AllocatePrivateBuffer(const BufferRequest& request);
 // order without the streams knowing of each other. What a collective waits for
 // was queued before it, hence nothing waits in a circle. One that is dropped,
 // because its stream has failed, aborts the communicator: the others would wait
-// for it.
+// for it. Only where the stream lacked memory they do wait, until this rank
+// calls FailTogether; all that this rank has queued fails meanwhile.
 //
 // Lives until the last queued collective has run, so make it by make_shared.
 class HostCommunicator : public Communicator,
@@ -91,6 +92,7 @@ class HostCommunicator : public Communicator,
                                             CommBufferKind kind,
                                             MemoryCategory category) final;
   void Abort(const absl::Status& status) final;
+  absl::Status FailTogether(const absl::Status& status) final;
 
   const CommunicatorGroup& group() const { return group_; }
 
@@ -125,6 +127,20 @@ class HostCommunicator : public Communicator,
   virtual absl::Status RunAllocateBuffer(
       const CollectiveHeader& header, const BufferRequest& request,
       absl::StatusOr<CommBuffer>& buffer) = 0;
+  // Takes part in the exchange of headers, as a rank that cannot go on: the
+  // status that CompareWords gave.
+  virtual absl::Status RunFailTogether(const CollectiveHeader& header,
+                                       const absl::Status& status) = 0;
+
+  // What a rank has said at the start of a collective.
+  struct RankWord {
+    const CollectiveHeader* header = nullptr;
+    std::string reason;  // Why it cannot take part, if so.
+  };
+  // By rank. OK when all run the same and can; when one cannot, this is what
+  // all ranks fail with, see [Note: failing together].
+  absl::Status CompareWords(std::span<const RankWord> words);
+
   // Ends all waits: this rank's with `status`, the others' with `tell_others`.
   void Stop(const absl::Status& status, const absl::Status& tell_others);
   // Ends the waits for a turn only; the subclass ends its own.
@@ -145,6 +161,10 @@ class HostCommunicator : public Communicator,
   absl::Status RunInTurn(const CollectiveHeader& header,
                          const std::function<absl::Status()>& run);
   absl::Status WaitForTurn(uint64_t sequence);
+  absl::Status StatusLocked() const;  // Why nothing runs now, or OK.
+  absl::Status status() const;
+  bool failed_together() const;
+  void Dropped(const CollectiveHeader& header, const absl::Status& cause);
   absl::Status CheckTensor(const Tensor& tensor, const char* operation,
                            std::string_view what) const;
   std::string Context(const CollectiveHeader& header) const;
@@ -156,6 +176,9 @@ class HostCommunicator : public Communicator,
   std::condition_variable turn_changed_;
   uint64_t turn_ = 0;  // The number that may run.
   absl::Status abort_status_;
+  // Until FailTogether: why nothing runs, and whether all ranks know it.
+  absl::Status failure_;
+  bool failed_together_ = false;
 };
 
 // What a group of ranks that was asked for by Split must be.

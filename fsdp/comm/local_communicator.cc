@@ -34,12 +34,28 @@ Posted& LocalCommunicator::StartPosting(const CollectiveHeader& header) {
 
 absl::Status LocalCommunicator::Meet(const CollectiveHeader& header) {
   RETURN_IF_ERROR(control_->Barrier(Describe(header)));
-  std::vector<const CollectiveHeader*> headers;
-  headers.reserve(world_size());
+  std::vector<RankWord> words(world_size());
   for (int r = 0; r < world_size(); ++r) {
-    headers.push_back(&control_->posted(r, header.sequence).header);
+    const Posted& posted = control_->posted(r, header.sequence);
+    words[r].header = &posted.header;
+    if (posted.header.status_code != 0) words[r].reason = SmallOf(posted);
   }
-  return CompareHeaders(headers, group());
+  return CompareWords(words);
+}
+
+std::string LocalCommunicator::SmallOf(const Posted& posted) {
+  return std::string(reinterpret_cast<const char*>(posted.small),
+                     posted.num_small);
+}
+
+absl::Status LocalCommunicator::RunFailTogether(const CollectiveHeader& header,
+                                                const absl::Status& status) {
+  Posted& mine = StartPosting(header);
+  mine.header.status_code = static_cast<int32_t>(status.code());
+  const std::string reason(status.message());
+  mine.num_small = std::min(static_cast<int>(reason.size()), kMaxSmallBytes);
+  std::memcpy(mine.small, reason.data(), mine.num_small);
+  return Meet(header);
 }
 
 absl::StatusOr<std::vector<std::string>> LocalCommunicator::ExchangeSmall(
@@ -51,9 +67,7 @@ absl::StatusOr<std::vector<std::string>> LocalCommunicator::ExchangeSmall(
   RETURN_IF_ERROR(Meet(header));
   std::vector<std::string> values;
   for (int r = 0; r < world_size(); ++r) {
-    const Posted& posted = control_->posted(r, header.sequence);
-    values.emplace_back(reinterpret_cast<const char*>(posted.small),
-                        posted.num_small);
+    values.push_back(SmallOf(control_->posted(r, header.sequence)));
   }
   // The next exchange may be of the same collective and the same place.
   RETURN_IF_ERROR(control_->Barrier(Describe(header)));

@@ -73,6 +73,8 @@ class LocalCommunicator : public HostCommunicator {
                             std::span<const TensorMemory> tensors,
                             int root) override;
   absl::Status RunBarrier(const CollectiveHeader& header) override;
+  absl::Status RunFailTogether(const CollectiveHeader& header,
+                               const absl::Status& status) override;
   void AbortWaits(const absl::Status& status) override;
 
  private:
@@ -82,6 +84,7 @@ class LocalCommunicator : public HostCommunicator {
   char* StagingHalf(int rank) const;
 
   Posted& StartPosting(const CollectiveHeader& header);
+  static std::string SmallOf(const Posted& posted);
   PartRef ExportPart(const void* data, int64_t num_bytes, size_t index) const;
   absl::Status Meet(const CollectiveHeader& header);  // Barrier and comparison.
   // How a part moves; the same answer on all ranks, after Meet.

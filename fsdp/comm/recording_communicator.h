@@ -78,6 +78,9 @@ class RecordingCommunicator final : public Communicator {
     return inner_->AllocateBuffer(device, num_bytes, kind, category);
   }
   void Abort(const absl::Status& status) override { inner_->Abort(status); }
+  absl::Status FailTogether(const absl::Status& status) override {
+    return inner_->FailTogether(status);
+  }
   absl::StatusOr<std::vector<std::string>> AllGatherBytes(
       const std::string& value, std::string_view what) override {
     return inner_->AllGatherBytes(value, what);

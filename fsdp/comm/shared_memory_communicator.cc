@@ -106,13 +106,8 @@ class SharedMemoryCommunicator final : public LocalCommunicator {
 
   // News of dead ranks end all waits.
   void Listen() {
-    const std::weak_ptr<HostCommunicator> self = weak_from_this();
-    listener_ = store_->AddListener([self](const StoreNews& news) {
-      const auto communicator =
-          std::static_pointer_cast<SharedMemoryCommunicator>(self.lock());
-      if (communicator != nullptr && news.channel.empty()) {
-        communicator->Stop(news.status, news.status);
-      }
+    listener_ = store_->AddListener([this](const StoreNews& news) {
+      if (news.channel.empty()) Stop(news.status, news.status);
     });
   }
 

@@ -173,13 +173,18 @@ class Store::Impl {
       listeners_[id] = listener;
       known = news_;
     }
-    for (const StoreNews& news : known) listener(news);
+    for (const StoreNews& news : known) Tell(id, news);
     return id;
   }
 
   void RemoveListener(int id) {
-    std::lock_guard lock(mutex_);
-    listeners_.erase(id);
+    {
+      std::lock_guard lock(mutex_);
+      listeners_.erase(id);
+    }
+    // A call that has begun ends first.
+    if (reader.get_id() == std::this_thread::get_id()) return;
+    std::lock_guard telling(telling_mutex_);
   }
 
  private:
@@ -245,17 +250,25 @@ class Store::Impl {
   }
 
   void Publish(const StoreNews& news) {
-    std::vector<Listener> listeners;
+    std::vector<int> listeners;
     {
       std::lock_guard lock(mutex_);
       news_.push_back(news);
       if (failed_.ok() && news.channel.empty()) failed_ = news.status;
-      for (const auto& [id, listener] : listeners_) {
-        listeners.push_back(listener);
-      }
+      for (const auto& [id, listener] : listeners_) listeners.push_back(id);
     }
     answered_.notify_all();
-    for (const Listener& listener : listeners) listener(news);
+    for (const int id : listeners) Tell(id, news);
+  }
+
+  void Tell(int id, const StoreNews& news) {
+    std::lock_guard telling(telling_mutex_);
+    std::unique_lock lock(mutex_);
+    const auto it = listeners_.find(id);
+    if (it == listeners_.end()) return;
+    const Listener listener = it->second;
+    lock.unlock();
+    listener(news);
   }
 
   // The connection has ended.
@@ -283,6 +296,7 @@ class Store::Impl {
   absl::Time close_by_;
   bool server_closed_ = false;  // Of the thread that reads.
 
+  std::mutex telling_mutex_;  // Held while a listener is called.
   std::mutex mutex_;
   std::condition_variable answered_;
   std::map<int64_t, std::optional<absl::StatusOr<std::string>>> answers_;

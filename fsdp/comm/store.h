@@ -83,10 +83,11 @@ class Store {
   void Abort(const absl::Status& status, const std::string& channel = "");
 
   // `listener` is called once for each news, on a thread of the store, at once
-  // for what is known already. It must not block, and may outlive what it
-  // tells: keep a weak_ptr in it.
+  // for what is known already. It must not block, nor own what may hold the
+  // last reference to the store: nobody waits for that thread's goodbye.
   using Listener = std::function<void(const StoreNews&)>;
   int AddListener(const Listener& listener);
+  // Returns when no call of it is running, unless it comes out of a call.
   void RemoveListener(int id);
 
  private:

@@ -181,6 +181,24 @@ class News {
   std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
+// Who removes a listener may destroy what it tells next.
+TEST(StoreTest, RemovedListenersAreNotBeingCalled) {
+  const auto server = Serve(2);
+  const auto teller = *Store::Connect(Options(*server, 0, 2));
+  const auto listening = *Store::Connect(Options(*server, 1, 2));
+  std::atomic<bool> called{false};
+  std::atomic<bool> ended{false};
+  const int id = listening->AddListener([&](const StoreNews&) {
+    called = true;
+    absl::SleepFor(absl::Milliseconds(50));
+    ended = true;
+  });
+  teller->Abort(absl::DataLossError("the disk is gone"));
+  ASSERT_TRUE(Eventually([&] { return called.load(); }));
+  listening->RemoveListener(id);
+  EXPECT_TRUE(ended);
+}
+
 // A rank that ends without a goodbye, as a process that is killed.
 class RankThatDies {
  public:

@@ -63,6 +63,9 @@ class DelayingCommunicator final : public Communicator {
     return inner_->AllocateBuffer(device, num_bytes, kind, category);
   }
   void Abort(const absl::Status& status) override { inner_->Abort(status); }
+  absl::Status FailTogether(const absl::Status& status) override {
+    return inner_->FailTogether(status);
+  }
   absl::StatusOr<std::shared_ptr<Communicator>> Split(
       const std::vector<int>& group, const std::string& group_name) override {
     absl::StatusOr<std::shared_ptr<Communicator>> part =
