@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "hwy/targets.h"
 #include "kernels/attention_reference.h"
+#include "tests/testing/instruction_sets.h"
 
 namespace tessera {
 namespace {
@@ -18,17 +18,8 @@ constexpr DropoutKey kKey = {{42, 7}, 3, 2};
 constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16,
                              DType::kFloat16};
 
-void UseTargets(int64_t targets) {
-  hwy::SetSupportedTargetsForTest(targets);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
-
-// Both widths of vectors, which also are two sizes of tiles.
-class AttentionDropoutTest : public ::testing::TestWithParam<bool> {
- protected:
-  void SetUp() override { UseTargets(GetParam() ? HWY_AVX2 : 0); }
-  void TearDown() override { UseTargets(0); }
-};
+// Both widths of vectors are also two sizes of tiles.
+class AttentionDropoutTest : public VectorWidthsTest {};
 
 // One query a row sees all keys alike, and value j is the unit vector j: what
 // comes out are the factors of the weights, [B, T, H, S].

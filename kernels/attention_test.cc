@@ -5,8 +5,8 @@
 #include <limits>
 #include <vector>
 
-#include "hwy/targets.h"
 #include "kernels/attention_reference.h"
+#include "tests/testing/instruction_sets.h"
 
 namespace tessera {
 namespace {
@@ -18,18 +18,7 @@ using Reference = AttentionReference;
 constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16,
                              DType::kFloat16};
 
-// Both widths of vectors.
-class AttentionTest : public ::testing::TestWithParam<bool> {
- protected:
-  void SetUp() override {
-    if (GetParam()) hwy::SetSupportedTargetsForTest(HWY_AVX2);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  void TearDown() override {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
+class AttentionTest : public VectorWidthsTest {};
 
 TEST_P(AttentionTest, EqualsLoopsAtOddLengths) {
   for (DType dtype : kFloats) {

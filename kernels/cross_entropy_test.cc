@@ -5,8 +5,8 @@
 #include <limits>
 #include <vector>
 
-#include "hwy/targets.h"
 #include "tests/testing/host_tensor.h"
+#include "tests/testing/instruction_sets.h"
 #include "tests/testing/random_tensors.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tolerance.h"
@@ -87,18 +87,7 @@ struct Tensors {
   }
 };
 
-// With the widest vectors of this machine, and with those of every machine.
-class CrossEntropyTest : public ::testing::TestWithParam<bool> {
- protected:
-  void SetUp() override {
-    if (GetParam()) hwy::SetSupportedTargetsForTest(HWY_AVX2);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  void TearDown() override {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
+class CrossEntropyTest : public VectorWidthsTest {};
 INSTANTIATE_TEST_SUITE_P(Avx2Only, CrossEntropyTest, ::testing::Bool());
 
 TEST_P(CrossEntropyTest, EqualsReference) {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "hwy/targets.h"
 #include "tests/testing/host_tensor.h"
+#include "tests/testing/instruction_sets.h"
 #include "tests/testing/random_tensors.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tolerance.h"
@@ -133,15 +133,11 @@ class MatMulTest : public ::testing::TestWithParam<Way> {
     if (GetParam() != Way::kDefault) {
       cpu::SetBFloat16ProductForTest(cpu::BFloat16Product::kInFloat32);
     }
-    if (GetParam() == Way::kAvx2) {
-      hwy::SetSupportedTargetsForTest(HWY_AVX2);
-      hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    }
+    if (GetParam() == Way::kAvx2) UseInstructionSets(HWY_AVX2);
   }
   void TearDown() override {
     cpu::SetBFloat16ProductForTest(cpu::BFloat16Product::kNative);
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    UseInstructionSets(0);
   }
 };
 

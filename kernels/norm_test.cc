@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include "hwy/targets.h"
 #include "tests/testing/host_tensor.h"
+#include "tests/testing/instruction_sets.h"
 #include "tests/testing/random_tensors.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tolerance.h"
@@ -137,18 +137,7 @@ void ForEachCase(const std::function<void(const Case&, DType)>& f) {
   }
 }
 
-// With the widest vectors of this machine, and with those of every machine.
-class NormTest : public ::testing::TestWithParam<bool> {
- protected:
-  void SetUp() override {
-    if (GetParam()) hwy::SetSupportedTargetsForTest(HWY_AVX2);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  void TearDown() override {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
+class NormTest : public VectorWidthsTest {};
 INSTANTIATE_TEST_SUITE_P(Avx2Only, NormTest, ::testing::Bool());
 
 TEST_P(NormTest, EqualsReference) {

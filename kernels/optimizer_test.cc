@@ -5,8 +5,8 @@
 #include <limits>
 #include <vector>
 
-#include "hwy/highway.h"
 #include "tests/testing/host_tensor.h"
+#include "tests/testing/instruction_sets.h"
 #include "tests/testing/random_tensors.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tolerance.h"
@@ -244,11 +244,9 @@ TEST(Optimizer, BitsDoNotDependOnOffsetThreadsOrSegments) {
 TEST(Optimizer, BitsDoNotDependOnTheInstructionSet) {
   for (DType dtype : kFloats) {
     const auto expected = BytesAfterSteps(dtype, 301, {});
-    hwy::SetSupportedTargetsForTest(HWY_AVX2);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    UseInstructionSets(HWY_AVX2);
     EXPECT_EQ(BytesAfterSteps(dtype, 301, {}), expected);
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    UseInstructionSets(0);
   }
 }
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "hwy/targets.h"
 #include "tests/testing/host_tensor.h"
+#include "tests/testing/instruction_sets.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tolerance.h"
 
@@ -105,13 +105,11 @@ TEST(RandomTest, InstructionSetsDoNotMatter) {
   const std::vector<uint8_t> best =
       Filled(DType::kFloat32, 50001, args).Bytes();
   for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(target);
+    UseInstructionSets(target);
     EXPECT_EQ(Filled(DType::kFloat32, 50001, args).Bytes(), best)
         << hwy::TargetName(target);
   }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  UseInstructionSets(0);
 }
 
 struct Moments {

@@ -372,7 +372,8 @@ TEST(ModelsTest, Refusals) {
   GPT2Config config = TinyGPT2();
   config.attn_pdrop = 1.0;
   EXPECT_THROWS_ERROR(GPT2LMHeadModel{config},
-                      absl::StatusCode::kInvalidArgument, "attn_pdrop is 1, not in [0, 1)");
+                      absl::StatusCode::kInvalidArgument,
+                      "attn_pdrop is 1, not in [0, 1)");
   const std::shared_ptr<CausalLM> model = AllModels()[0];
   EXPECT_THROWS_ERROR((*model)(Ids(1, 17)), absl::StatusCode::kInvalidArgument,
                       "17 positions, but the model was made for at most 16");
