@@ -1,0 +1,40 @@
+#include "checkpoint/torch/torch_weights.h"
+
+#include <utility>
+
+#include "checkpoint/torch/torch_file.h"
+#include "kernels/status.h"
+
+namespace tessera {
+namespace {
+
+class TorchWeights final : public WeightSource {
+ public:
+  explicit TorchWeights(TorchFile file) : file_(std::move(file)) {
+    for (const TorchEntry& entry : file_.entries()) {
+      const TorchType& type = *entry.tensor.type;
+      weights_[entry.name] = {entry.name, std::string(type.name), type.dtype,
+                              entry.tensor.shape, file_.where()};
+    }
+  }
+
+ private:
+  absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
+                                   int64_t length,
+                                   Device device) const override {
+    return file_.ReadElements(weight.name, begin, length, device);
+  }
+
+  TorchFile file_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WeightSource>> OpenTorchWeights(
+    const std::string& path) {
+  ASSIGN_OR_RETURN(TorchFile file, TorchFile::Open(path));
+  RETURN_IF_ERROR(file.CheckStateDict());
+  return std::make_unique<TorchWeights>(std::move(file));
+}
+
+}  // namespace tessera
