@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "checkpoint/huggingface/weight_index.h"
 #include "checkpoint/safetensors/safetensors_weights.h"
+#include "checkpoint/torch/torch_weights.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
 
@@ -30,6 +31,7 @@ struct Format {
 
 constexpr Format kFormats[] = {
     {"model.safetensors", ".safetensors", OpenSafetensorsWeights},
+    {"pytorch_model.bin", ".bin", OpenTorchWeights},
 };
 
 // Several files that hold no name twice.

@@ -6,14 +6,11 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "checkpoint/huggingface/load_weights.h"
 #include "checkpoint/safetensors/safetensors_file.h"
 #include "kernels/status.h"
 #include "runtime/device/device.h"
-#include "runtime/ops/elementwise.h"
 
 namespace tessera {
 namespace {
@@ -26,20 +23,6 @@ absl::Status ReadAll(const std::string& path, TensorMap& tensors) {
     ASSIGN_OR_RETURN(tensors[name], file.Read(name, CurrentDevice()));
   }
   return absl::OkStatus();
-}
-
-// The model's files: model.safetensors, or its numbered parts.
-absl::Status ReadWeights(const std::string& folder, TensorMap& weights) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename();
-    if (name.rfind("model", 0) != 0 ||
-        entry.path().extension() != ".safetensors") {
-      continue;
-    }
-    RETURN_IF_ERROR(ReadAll(entry.path(), weights));
-  }
-  if (!weights.empty()) return absl::OkStatus();
-  return absl::NotFoundError(folder + ": no model*.safetensors");
 }
 
 // Tensors whose name begins with `prefix`, without it.
@@ -92,9 +75,8 @@ std::vector<std::string> GoldenModelFolders() {
 
 absl::StatusOr<GoldenModel> LoadGoldenModel(const std::string& folder) {
   GoldenModel golden;
-  golden.name = fs::path(folder).filename();
+  golden.folder = folder;
   ASSIGN_OR_RETURN(golden.config, ReadModelConfig(folder));
-  RETURN_IF_ERROR(ReadWeights(folder, golden.weights));
   TensorMap expected;
   RETURN_IF_ERROR(ReadAll(folder + "/expected.safetensors", expected));
   golden.input_ids_BT = expected.at("input_ids");
@@ -129,35 +111,10 @@ absl::StatusOr<GoldenModel> LoadGoldenModel(const std::string& folder) {
          << " of the tensor, allowed " << tolerance;
 }
 
-absl::Status SetParameters(Module& model, const TensorMap& weights) {
-  std::vector<std::string> problems;
-  std::set<std::string> used;
-  for (const NamedVariable& p : model.NamedParameters()) {
-    const auto found = weights.find(p.name);
-    if (found == weights.end()) {
-      problems.push_back("no weight for " + p.name);
-      continue;
-    }
-    used.insert(p.name);
-    if (found->second.shape() != p.variable.shape()) {
-      problems.push_back(
-          absl::StrCat(p.name, " has shape ", p.variable.shape().ToString(),
-                       ", its weight ", found->second.shape().ToString()));
-      continue;
-    }
-    ops::Copy(found->second, p.variable.data());
-  }
-  for (const auto& [name, weight] : weights) {
-    if (used.count(name) == 0) problems.push_back("no parameter for " + name);
-  }
-  if (problems.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrJoin(problems, "; "));
-}
-
 absl::StatusOr<std::shared_ptr<CausalLM>> MakeGoldenModel(
     const GoldenModel& golden) {
   ASSIGN_OR_RETURN(std::shared_ptr<CausalLM> model, MakeModel(golden.config));
-  RETURN_IF_ERROR(SetParameters(*model, golden.weights));
+  RETURN_IF_ERROR(LoadFolderWeights(*model, golden.folder));
   return model;
 }
 

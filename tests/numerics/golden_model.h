@@ -34,9 +34,8 @@ struct GoldenTraining {
 };
 
 struct GoldenModel {
-  std::string name;  // Of its folder.
+  std::string folder;
   ModelConfig config;
-  TensorMap weights;  // By parameter name; a tied one once.
   // One batch, and what comes of it.
   Tensor input_ids_BT;
   Tensor labels_BT;
@@ -55,8 +54,7 @@ std::vector<std::string> GoldenModelFolders();
 
 absl::StatusOr<GoldenModel> LoadGoldenModel(const std::string& folder);
 
-// A model on the current device that holds the weights of `golden`. Errors name
-// parameters without a weight, and weights without a parameter.
+// A model on the current device that holds the weights of the folder.
 absl::StatusOr<std::shared_ptr<CausalLM>> MakeGoldenModel(
     const GoldenModel& golden);
 
@@ -73,8 +71,5 @@ absl::StatusOr<std::shared_ptr<CausalLM>> MakeGoldenModel(
                                               const Tensor& actual,
                                               const GoldenTraining& training,
                                               double tolerance);
-
-// Sets every parameter from `weights`, by name.
-absl::Status SetParameters(Module& model, const TensorMap& weights);
 
 }  // namespace tessera
