@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 
+#include "runtime/device/allocator.h"
 #include "runtime/ops/elementwise.h"
 #include "tests/testing/run_ranks.h"
 #include "tests/testing/status_matchers.h"
@@ -158,18 +159,49 @@ std::vector<NamedVariable> ValuesOf(int rank) {
           {"bytes", Variable(ops::Full({33}, rank, {DType::kUInt8}))}};
 }
 
-TEST(BroadcastFromRank0, EveryRankHoldsRankZerosValues) {
-  RunRanks(3, [](const World& world) {
-    const std::vector<NamedVariable> values = ValuesOf(world->rank());
+// Into the tensors of the others, or into new ones where they are on the meta
+// device.
+TEST(ValueOfRank0, EveryRankHoldsRankZerosValues) {
+  for (const bool meta : {false, true}) {
+    RunRanks(3, [meta](const World& world) {
+      const std::vector<NamedVariable> mine = ValuesOf(world->rank());
+      const std::vector<NamedVariable> expected = ValuesOf(0);
+      Stream stream(CurrentDevice(), "broadcast", StreamMode::kQueued);
+      std::vector<NamedVariable> values;
+      for (const NamedVariable& v : mine) {
+        Tensor tensor = v.variable.data();
+        if (meta && world->rank() > 0) {
+          tensor = Tensor::Empty(tensor.shape(), {tensor.dtype(), kMetaDevice});
+        }
+        const absl::StatusOr<Tensor> value =
+            ValueOfRank0(v.name, tensor, CurrentDevice(), *world, stream);
+        ASSERT_OK(value);
+        EXPECT_EQ(value->device(), CurrentDevice());
+        EXPECT_EQ(value->storage() == v.variable.data().storage(),
+                  !tensor.is_meta());
+        values.push_back({v.name, Variable(*value)});
+      }
+      for (size_t i = 0; i < values.size(); ++i) {
+        EXPECT_EQ(values[i].variable.data().ToDoubles(),
+                  expected[i].variable.data().ToDoubles())
+            << values[i].name << " on rank " << world->rank();
+      }
+      EXPECT_OK(CheckEqualValues(values, *world));
+    });
+  }
+}
+
+// A rank without room is everybody's error.
+TEST(ValueOfRank0, OneRanksErrorIsEveryRanks) {
+  RunRanks(2, [](const World& world) {
     Stream stream(CurrentDevice(), "broadcast", StreamMode::kQueued);
-    ASSERT_OK(BroadcastFromRank0(values, *world, stream));
-    const std::vector<NamedVariable> expected = ValuesOf(0);
-    for (size_t i = 0; i < values.size(); ++i) {
-      EXPECT_EQ(values[i].variable.data().ToDoubles(),
-                expected[i].variable.data().ToDoubles())
-          << values[i].name << " on rank " << world->rank();
+    Tensor mine = ops::Zeros({64});
+    if (world->rank() == 1) {
+      mine = Tensor::Empty({64}, {DType::kFloat32, kMetaDevice});
+      AllocatorOf(CurrentDevice()).FailRequestForTest(1);
     }
-    EXPECT_OK(CheckEqualValues(values, *world));
+    EXPECT_THAT(ValueOfRank0("w", mine, CurrentDevice(), *world, stream),
+                StatusIs(absl::StatusCode::kResourceExhausted, "rank 1"));
   });
 }
 
@@ -195,6 +227,28 @@ TEST(CheckEqualValues, ComparesBytes) {
     EXPECT_OK(
         CheckEqualValues({{"nan", Variable(ops::Full({1}, nan))}}, *world));
     EXPECT_OK(CheckEqualValues({}, *world));
+  });
+}
+
+// Memory on one rank and none on the other are two things.
+TEST(CheckEqualValues, WhatIsDeferredIsEqualToItselfAlone) {
+  RunRanks(2, [](const World& world) {
+    const Variable meta(Tensor::Empty({2}, {DType::kFloat32, kMetaDevice}));
+    EXPECT_OK(CheckEqualValues({{"w", meta}}, *world));
+    const Variable real(ops::Zeros({2}));
+    EXPECT_THAT(
+        CheckEqualValues({{"w", world->rank() == 0 ? real : meta}}, *world),
+        StatusIs(absl::StatusCode::kFailedPrecondition, "of w differ"));
+  });
+}
+
+TEST(CheckEqualDigests, ListsOfOtherLengthsDiffer) {
+  RunRanks(2, [](const World& world) {
+    Digests digests = {{"a", "1"}, {"b", "2"}};
+    EXPECT_OK(CheckEqualDigests(digests, *world));
+    if (world->rank() == 1) digests.pop_back();
+    EXPECT_THAT(CheckEqualDigests(digests, *world),
+                StatusIs(absl::StatusCode::kFailedPrecondition, "of b differ"));
   });
 }
 
