@@ -1,5 +1,6 @@
 #include "checkpoint/huggingface/model_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -55,6 +56,20 @@ class Fields {
     }
     return static_cast<int64_t>(value);
   }
+  std::optional<double> Number(const char* name) const {
+    if (!Has(name)) return std::nullopt;
+    return Number(name, 0);
+  }
+  std::vector<double> Numbers(const char* name) const {
+    if (!Has(name)) return {};
+    const Json& list = object_[name];
+    const bool numbers =
+        list.is_array() &&
+        std::all_of(list.begin(), list.end(),
+                    [](const Json& x) { return x.is_number(); });
+    if (!numbers) Wrong(name, "a list of numbers");
+    return list.get<std::vector<double>>();
+  }
   int64_t Integer(const char* name, int64_t fallback) const {
     return Integer(name).value_or(fallback);
   }
@@ -93,9 +108,48 @@ GPT2Config ReadGPT2(const Fields& fields) {
   return config;
 }
 
+double Demand(const Fields& fields, const char* name,
+              const std::string& message) {
+  if (fields.Has(name)) return fields.Number(name, 0);
+  Refuse(absl::StrCat(message, name, "\""));
+}
+
+// The fields of one type. `message` begins what is said of a missing one.
+void ReadScaling(const Fields& fields, const std::string& message,
+                 int64_t max_position_embeddings, RopeConfig& rope) {
+  const std::string& type = rope.rope_type;
+  // Null, and in longrope nothing, is the growth of the length.
+  const bool follows =
+      type == "longrope" || (type == "yarn" && fields.Contains("factor"));
+  if (follows && !fields.Has("factor")) {
+    const int64_t original =
+        rope.original_max_position_embeddings.value_or(max_position_embeddings);
+    rope.factor = static_cast<double>(max_position_embeddings) /
+                  static_cast<double>(std::max<int64_t>(original, 1));
+  } else if (type != "default") {
+    rope.factor = Demand(fields, "factor", message);
+  }
+  if (type == "llama3") {
+    rope.low_freq_factor = Demand(fields, "low_freq_factor", message);
+    rope.high_freq_factor = Demand(fields, "high_freq_factor", message);
+  } else if (type == "yarn") {
+    rope.beta_fast = fields.Number("beta_fast", rope.beta_fast);
+    rope.beta_slow = fields.Number("beta_slow", rope.beta_slow);
+    rope.truncate = fields.Flag("truncate", rope.truncate);
+    rope.mscale = fields.Number("mscale");
+    rope.mscale_all_dim = fields.Number("mscale_all_dim");
+  } else if (type == "longrope") {
+    rope.short_factor = fields.Numbers("short_factor");
+    rope.long_factor = fields.Numbers("long_factor");
+  }
+  if (type == "yarn" || type == "longrope") {
+    rope.attention_factor = fields.Number("attention_factor");
+  }
+}
+
 // rope_scaling (transformers 4) or rope_parameters (5); the base frequency in
 // it or beside it.
-RopeConfig ReadRope(const Fields& fields) {
+RopeConfig ReadRope(const Fields& fields, int64_t max_position_embeddings) {
   RopeConfig rope;
   rope.rope_theta = fields.Number("rope_theta", 10000.0);
   const char* name =
@@ -115,20 +169,21 @@ RopeConfig ReadRope(const Fields& fields) {
   const Fields inner(object);
   rope.rope_theta = inner.Number("rope_theta", rope.rope_theta);
   rope.rope_type = inner.Text("rope_type", inner.Text("type", "default"));
-  const auto demand = [&](const char* field) {
-    if (inner.Has(field)) return inner.Number(field, 0);
-    Refuse(absl::StrCat("\"", name, "\" of type \"", rope.rope_type,
-                        "\" lacks \"", field, "\""));
-  };
-  if (rope.rope_type == "linear" || rope.rope_type == "llama3") {
-    rope.factor = demand("factor");
+  if (inner.Number("partial_rotary_factor",
+                   fields.Number("partial_rotary_factor", 1)) != 1) {
+    Refuse("\"partial_rotary_factor\" other than 1 is not supported");
   }
-  if (rope.rope_type == "llama3") {
-    rope.low_freq_factor = demand("low_freq_factor");
-    rope.high_freq_factor = demand("high_freq_factor");
+  const std::string wanted =
+      absl::StrCat("\"", name, "\" of type \"", rope.rope_type, "\" lacks \"");
+  const std::string& type = rope.rope_type;
+  if (type == "llama3" || type == "yarn" || type == "longrope") {
+    // Beside the object, it wins.
     rope.original_max_position_embeddings =
-        inner.Integer("original_max_position_embeddings");
+        fields.Has("original_max_position_embeddings")
+            ? fields.Integer("original_max_position_embeddings")
+            : inner.Integer("original_max_position_embeddings");
   }
+  ReadScaling(inner, wanted, max_position_embeddings, rope);
   return rope;
 }
 
@@ -198,7 +253,7 @@ LlamaConfig ReadLlama(const Fields& fields, const FamilyDefaults& defaults) {
   config.max_position_embeddings = fields.Integer(
       "max_position_embeddings", defaults.max_position_embeddings);
   config.rms_norm_eps = fields.Number("rms_norm_eps", 1e-6);
-  config.rope = ReadRope(fields);
+  config.rope = ReadRope(fields, config.max_position_embeddings);
   config.attention_bias = fields.Flag("attention_bias", false);
   config.mlp_bias = fields.Flag("mlp_bias", false);
   config.tie_word_embeddings = fields.Flag("tie_word_embeddings", false);

@@ -122,8 +122,18 @@ TEST(ModelConfigTest, RopeRefusals) {
     return R"({"model_type": "llama", "rope_scaling": )" + fields + "}";
   };
   ExpectRefused(rope("3"), "\"rope_scaling\" is 3, but must be an object");
-  ExpectRefused(rope(R"({"rope_type": "yarn", "factor": 2.0})"),
-                "rope_type \"yarn\" is not supported");
+  ExpectRefused(rope(R"({"rope_type": "spiral", "factor": 2.0})"),
+                "rope_type \"spiral\" is not supported");
+  ExpectRefused(rope(R"({"rope_type": "yarn"})"), "lacks \"factor\"");
+  ExpectRefused(rope(R"({"rope_type": "dynamic"})"), "lacks \"factor\"");
+  ExpectRefused(rope(R"({"rope_type": "longrope", "short_factor": [1],
+      "long_factor": [1]})"),
+                "want 64 numbers");
+  ExpectRefused(rope(R"({"rope_type": "longrope", "short_factor": [1, "a"]})"),
+                "must be a list of numbers");
+  ExpectRefused(rope(R"({"rope_type": "linear", "factor": 2.0,
+      "partial_rotary_factor": 0.5})"),
+                "\"partial_rotary_factor\" other than 1");
   ExpectRefused(rope(R"({"rope_type": "llama3", "factor": 2.0})"),
                 "lacks \"low_freq_factor\"");
   ExpectRefused(rope(R"({"rope_type": "linear", "factor": 0.5})"),

@@ -50,14 +50,32 @@ const char* ModelType(LlamaFamily family) {
   std::abort();
 }
 
+void SetIf(Json& json, const char* name, const std::optional<double>& value) {
+  if (value.has_value()) json[name] = *value;
+}
+
 Json RopeJson(const RopeConfig& rope) {
-  if (rope.rope_type == "default") return {};
-  Json json = {{"rope_type", rope.rope_type}, {"factor", rope.factor}};
-  if (rope.rope_type == "llama3") {
+  const std::string& type = rope.rope_type;
+  if (type == "default") return {};
+  Json json = {{"rope_type", type}, {"factor", rope.factor}};
+  if (type == "linear" || type == "dynamic") return json;
+  if (rope.original_max_position_embeddings.has_value()) {
+    json["original_max_position_embeddings"] =
+        *rope.original_max_position_embeddings;
+  }
+  SetIf(json, "attention_factor", rope.attention_factor);
+  if (type == "llama3") {
     json["low_freq_factor"] = rope.low_freq_factor;
     json["high_freq_factor"] = rope.high_freq_factor;
-    json["original_max_position_embeddings"] =
-        OrNull(rope.original_max_position_embeddings);
+  } else if (type == "yarn") {
+    json["beta_fast"] = rope.beta_fast;
+    json["beta_slow"] = rope.beta_slow;
+    json["truncate"] = rope.truncate;
+    SetIf(json, "mscale", rope.mscale);
+    SetIf(json, "mscale_all_dim", rope.mscale_all_dim);
+  } else if (type == "longrope") {
+    json["short_factor"] = rope.short_factor;
+    json["long_factor"] = rope.long_factor;
   }
   return json;
 }

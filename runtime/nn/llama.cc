@@ -88,7 +88,8 @@ void CheckConfig(const LlamaConfig& config) {
   Require(config.attention_dropout >= 0.0 && config.attention_dropout < 1.0,
           absl::StrCat("attention_dropout is ", config.attention_dropout,
                        ", not in [0, 1)"));
-  CheckConfig(config.rope);
+  RopeScaling(config.rope, config.dim_of_head(),
+              config.max_position_embeddings);
 }
 
 LlamaAttention::LlamaAttention(const LlamaConfig& config, int64_t layer)

@@ -123,6 +123,7 @@ class LlamaModel : public Module {
 
   const Embedding& embed_tokens() const { return *embed_tokens_; }
   ModuleList<LlamaDecoderLayer>& layers() { return *layers_; }
+  int64_t max_positions() const { return rotary_.max_positions(); }
 
  private:
   RotaryEmbedding rotary_;
@@ -144,9 +145,7 @@ class LlamaForCausalLM : public CausalLM {
     return {FamilyName(config_.family) + "DecoderLayer"};
   }
   int64_t vocab_size() const override { return config_.vocab_size; }
-  int64_t max_positions() const override {
-    return config_.max_position_embeddings;
-  }
+  int64_t max_positions() const override { return model_->max_positions(); }
   void set_activation_checkpointing(bool enabled) override;
 
  protected:

@@ -326,6 +326,34 @@ TEST(ModelsTest, CacheGivesTheLogitsOfAWholeForward) {
 
 // Positions after p do not change the logits at p; with a window of 3 neither
 // do those 2 layers * 2 positions before it.
+// Each token of a cached text is turned by the frequencies of the length that
+// the text had then.
+TEST(ModelsTest, StretchedRopeReadsLongerTexts) {
+  LlamaConfig config = TinyLlama(LlamaFamily::kLlama);
+  config.rope = {.rope_type = "dynamic", .factor = 2};
+  LlamaForCausalLM model(config);
+  InitializeParameters(model, 1);
+  const Tensor ids = Ids(1, 24);
+  EXPECT_EQ(model.max_positions(), 32);
+  const std::vector<double> whole = model(ids).data().ToDoubles();
+  // A short text after a long one is as before.
+  const std::vector<double> part =
+      model(ids.Narrow(1, 0, 16)).data().ToDoubles();
+  LlamaForCausalLM fresh(config);
+  InitializeParameters(fresh, 1);
+  EXPECT_EQ(fresh(ids.Narrow(1, 0, 16)).data().ToDoubles(), part);
+  EXPECT_NE(std::vector<double>(whole.begin(), whole.begin() + 16 * kVocab),
+            part);
+  // All at once is the same with a cache.
+  KeyValueCache cache = model.NewCache(1, 32);
+  EXPECT_TRUE(AllClose(model.NextLogits(ids, cache).ToDoubles(),
+                       std::vector<double>(whole.end() - kVocab, whole.end()),
+                       1e-5));
+  model.NextLogits(Ids(1, 1), cache);
+  EXPECT_THROWS_ERROR(model(Ids(1, 33)), absl::StatusCode::kInvalidArgument,
+                      "at most 32");
+}
+
 TEST(ModelsTest, SlidingWindowForgets) {
   LlamaForCausalLM model(TinyLlama(LlamaFamily::kMistral));
   InitializeParameters(model, 1);
