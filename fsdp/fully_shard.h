@@ -79,7 +79,7 @@ class FullyShardedModule {
 
   // The p-norm (2, 1 or infinity) of all gradients together, as one process
   // would find it; the same bits on every rank, whatever the layout. Each
-  // parameter counts once. A collective call.
+  // parameter counts once. A collective call; throws for another p.
   double GradNorm(double norm_type = 2.0);
   // GradNorm, then every gradient times ClipCoefficient. Returns the norm
   // before clipping. (To clip in the optimizer's own pass instead, give it the
@@ -92,12 +92,14 @@ class FullyShardedModule {
   void ForEachFullParameter(const std::function<void(const std::string& name,
                                                      const Tensor& whole)>& f);
   // The same for tensors that lie as the parameters do (moments of an
-  // optimizer): `local(name)` is this rank's part, which every rank must have.
+  // optimizer): `local(p)` is this rank's part, which every rank must have.
   void ForEachFullTensor(
       const std::function<Tensor(const ShardedParameter&)>& local,
       const std::function<void(const std::string& name, const Tensor& whole)>&
           f);
-  // Takes this rank's part of a whole value, of the parameter's shape.
+  // Takes this rank's part of a whole value, of the parameter's shape. Called
+  // by all ranks. An error, that changes nothing, for another name or shape,
+  // and during a step.
   absl::Status SetFullParameter(const std::string& name, const Tensor& whole);
 
   // Between steps: leaves nothing but shards (and what an accumulation holds),
@@ -108,7 +110,8 @@ class FullyShardedModule {
   // What the last step did, unit by unit; and the units' names by index.
   const Schedule& schedule() const { return runner_->schedule(); }
   std::vector<std::string> unit_names() const { return runner_->unit_names(); }
-  // "sharded", "gathering" or "unsharded", of the unit that owns `name`.
+  // Of the unit that owns the parameter; ignored ones are unsharded. An error
+  // for another name.
   absl::StatusOr<UnitState> StateOf(const std::string& parameter_name) const;
   const std::vector<std::string>& warnings() const { return warnings_; }
 

@@ -129,6 +129,7 @@ struct ResolvedMode {
 // options that do not go together, what was given, and the remedy.
 absl::StatusOr<ResolvedMode> ResolveOptions(const FullyShardOptions& options,
                                             const MeshShape& mesh);
+// The check alone, for a program that has not met its ranks yet.
 absl::Status Validate(const FullyShardOptions& options, const MeshShape& mesh);
 
 }  // namespace tessera

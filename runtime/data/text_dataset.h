@@ -16,6 +16,8 @@ namespace tessera {
 // predicted once.
 class TextDataset {
  public:
+  // Tokens [begin, end) of `tokens`, in windows of at least 2; what is left at
+  // the end and fills no window is never seen.
   TextDataset(std::shared_ptr<const TokenFile> tokens, int64_t begin,
               int64_t end, int64_t window);
 

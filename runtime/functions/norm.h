@@ -11,7 +11,7 @@ namespace tessera::functions {
 Variable LayerNorm(const Variable& x, const Variable& weight,
                    const Variable& bias, double eps);
 
-// x / sqrt(mean(x^2) + eps) * weight.
+// x / sqrt(mean(x^2) + eps) * weight; shapes and types as above.
 Variable RmsNorm(const Variable& x, const Variable& weight, double eps);
 
 }  // namespace tessera::functions
