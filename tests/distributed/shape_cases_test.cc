@@ -12,6 +12,8 @@
 #include "runtime/ops/elementwise.h"
 #include "tests/distributed/case_models.h"
 #include "tests/distributed/sharded_run.h"
+#include "tests/testing/run_ranks.h"
+#include "tests/testing/status_matchers.h"
 
 namespace tessera {
 namespace {
@@ -100,6 +102,35 @@ TEST(ShapeCases, Shp04ScalarParameter) {
     EXPECT_NEAR(outcome.parameters.at("s")[0], FillValue(0) - 2.0, 1e-6)
         << mode.name;
   }
+}
+
+// The first of four ranks gets the sum, the others have nothing of it. One
+// element is no four equal parts: asked of a communicator, it is refused.
+TEST(ShapeCases, Shp05ReductionOfOneElement) {
+  Scenario scenario = OnInputsOf(1, [] { return MakeLinear(1, 1, false); });
+  scenario.num_steps = 1;
+  scenario.train = [](Module& model, Pass& pass) {
+    const Variable x(ops::Full({1, 1}, pass.rank() + 1.0));
+    pass.Backward(SumOf(Forward(model, x)));
+  };
+  for (Mode mode : {FullShard(), PerParameter()}) {
+    mode.options.gradient_divisor = 1.0;
+    RunSharded(scenario, 4, mode, [](Module&, FullyShardedModule& sharded) {
+      const Tensor grad = sharded.Parameters()[0].variable.grad();
+      if (sharded.mesh().world()->rank() == 0) {
+        EXPECT_THAT(grad.ToDoubles(), ElementsAre(1 + 2 + 3 + 4));
+      } else {
+        EXPECT_EQ(grad.defined() ? grad.num_elements() : 0, 0);
+      }
+    });
+  }
+  RunRanks(4, [](const std::shared_ptr<Communicator>& world) {
+    Stream stream(CurrentDevice(), "reduce", StreamMode::kInline);
+    const ReducePart one{ops::Ones({1}), ops::Zeros({1})};
+    EXPECT_THAT(world->ReduceScatter({&one, 1}, {}, {}, stream, "w"),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         "ReduceScatter of 'w': part 0: wanted"));
+  });
 }
 
 TEST(ShapeCases, Shp06LayersOfOneElement) {
