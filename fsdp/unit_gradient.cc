@@ -215,7 +215,7 @@ void UnitGradient::GiveBackBuffers() {
 // With keep_low_precision_grads a copy in the compute type; the sum itself
 // stays as it is, and the next backward adds to it.
 Tensor UnitGradient::ShownGradient(const ShardedGroup& group, size_t i) const {
-  const Tensor sum = group.LocalGradient(i);
+  Tensor sum = group.LocalGradient(i);
   if (!context_->options.mixed_precision.keep_low_precision_grads) return sum;
   MemoryCategoryGuard guard(MemoryCategory::kGradient);
   return ops::Cast(sum, group.compute_dtype());

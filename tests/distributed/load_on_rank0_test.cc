@@ -2,7 +2,9 @@
 // processes is their shards and little more (INIT-03).
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -129,6 +131,7 @@ TEST_P(LoadOnRank0Test, OthersHoldTheirShards) {
         }
         OrThrow(world->AgreeOnStatus(absl::OkStatus(), "all have looked"));
       });
+  std::filesystem::remove(path);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LoadOnRank0Test,
