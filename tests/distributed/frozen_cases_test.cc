@@ -2,12 +2,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "runtime/autograd/grad_mode.h"
 #include "runtime/device/allocator.h"
 #include "runtime/functions/elementwise.h"
 #include "runtime/functions/matmul.h"
 #include "runtime/ops/elementwise.h"
+#include "runtime/optim/adamw.h"
 #include "tests/distributed/case_models.h"
 #include "tests/distributed/sharded_run.h"
 
@@ -274,6 +281,28 @@ TEST(FrozenCases, Use03IgnoredParametersAreReducedAllTheSame) {
   }
 }
 
+// With weight decay, which moves even what has a gradient of zero.
+void ExpectAdamWLeavesUnusedAlone(Module& model) {
+  ParameterGroup group{{}, {.lr = 0.1, .weight_decay = 0.1}};
+  std::map<std::string, std::vector<double>> before;
+  for (const NamedVariable& p : model.NamedParameters()) {
+    group.parameters.push_back({p.name, p.variable});
+    before[p.name] = p.variable.data().ToDoubles();
+  }
+  AdamW optimizer({group});
+  optimizer.Step();
+  for (const NamedVariable& p : model.NamedParameters()) {
+    if (before[p.name].empty()) continue;
+    EXPECT_EQ(p.variable.data().ToDoubles() != before[p.name],
+              p.name != "unused")
+        << p.name;
+  }
+  for (const auto& state : optimizer.NamedState()) {
+    if (state.state == "step") continue;
+    EXPECT_NE(state.parameter, "unused") << state.state;
+  }
+}
+
 // Unused everywhere: no gradient. Used on one of two ranks: updated on both.
 TEST(FrozenCases, Use04AbsentOnAllRanksIsNotTouched) {
   const Scenario scenario{
@@ -306,6 +335,7 @@ TEST(FrozenCases, Use04AbsentOnAllRanksIsNotTouched) {
           EXPECT_TRUE(p.variable.grad().defined()) << mode.name << p.name;
         }
       }
+      ExpectAdamWLeavesUnusedAlone(model);
     });
   }
 }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/autograd/grad_mode.h"
+#include "runtime/device/allocator.h"
 #include "runtime/functions/elementwise.h"
 #include "runtime/functions/matmul.h"
 #include "runtime/ops/elementwise.h"
@@ -343,37 +344,62 @@ TEST(GradientCases, Hng05OrderOfUnitsChangesFromStepToStep) {
   }
 }
 
-// HNG-06, J.43: backward through half of the model only.
+// Six layers, of which backward reaches the last three.
+Scenario HalfScenario(int64_t width) {
+  return {.make_model =
+              [width] {
+                auto model = std::make_shared<CaseModule>("Model");
+                std::vector<std::shared_ptr<CaseModule>> layers;
+                for (int i = 0; i < 6; ++i) {
+                  layers.push_back(model->AddChild(absl::StrCat("l", i),
+                                                   MakeLinear(width, width)));
+                }
+                model->body = [=](const Variable& x) {
+                  Variable y = x;
+                  for (int i = 0; i < 6; ++i) {
+                    y = Curve((*layers[i])(y));
+                    if (i == 2) y = y.Detach();
+                  }
+                  return y;
+                };
+                return model;
+              },
+          .train =
+              [width](Module& model, Pass& pass) {
+                const Variable x =
+                    CaseInput(2, width, pass.rank(), pass.step());
+                pass.Backward(SumOfSquares(Case(model)(x)));
+              }};
+}
+
+// HNG-06, J.43
 TEST(GradientCases, Hng06WrongPrefetchIsReleasedInTheEnd) {
-  const Scenario scenario{
-      .make_model =
-          [] {
-            auto model = std::make_shared<CaseModule>("Model");
-            std::vector<std::shared_ptr<CaseModule>> layers;
-            for (int i = 0; i < 6; ++i) {
-              layers.push_back(
-                  model->AddChild(absl::StrCat("l", i), MakeLinear(4, 4)));
-            }
-            model->body = [=](const Variable& x) {
-              Variable y = x;
-              for (int i = 0; i < 6; ++i) {
-                y = Curve((*layers[i])(y));
-                if (i == 2) y = y.Detach();
-              }
-              return y;
-            };
-            return model;
-          },
-      .train =
-          [](Module& model, Pass& pass) {
-            const Variable x = CaseInput(2, 4, pass.rank(), pass.step());
-            pass.Backward(SumOfSquares(Case(model)(x)));
-          }};
-  ExpectOracle(scenario, {2});
+  ExpectOracle(HalfScenario(4), {2});
   for (const Mode& mode : AllModes(2)) {
-    RunSharded(scenario, 2, mode, [](Module&, FullyShardedModule& sharded) {
-      ExpectNothingGathered(sharded);
-    });
+    RunSharded(HalfScenario(4), 2, mode,
+               [](Module&, FullyShardedModule& sharded) {
+                 ExpectNothingGathered(sharded);
+               });
+  }
+}
+
+// And memory stays that of three units.
+TEST(GradientCases, Hng06WrongPrefetchTakesNoMoreThanThreeUnits) {
+  static constexpr int64_t kWidth = 32;
+  static constexpr int64_t kUnitBytes = (kWidth * kWidth + kWidth) * 4;
+  Scenario scenario = HalfScenario(kWidth);
+  scenario.learning_rate = 0;
+  for (const BackwardPrefetch prefetch :
+       {BackwardPrefetch::kPre, BackwardPrefetch::kPost}) {
+    for (Mode mode : {FullShard(), PerParameter()}) {
+      mode.options.backward_prefetch = prefetch;
+      mode.options.forward_prefetch = true;
+      RunSharded(scenario, 2, mode, [](Module&, FullyShardedModule&) {
+        const MemoryStats stats = AllocatorOf(CurrentDevice()).stats();
+        EXPECT_LE(stats.peak(MemoryCategory::kUnsharded), 3 * kUnitBytes);
+        EXPECT_GE(stats.peak(MemoryCategory::kUnsharded), kUnitBytes);
+      });
+    }
   }
 }
 

@@ -88,6 +88,40 @@ TEST(UnevenCases, Hng04AStepThatARankDoesNotTakeEndsAll) {
   }
 }
 
+// HNG-05. Rank 1 runs its second layer first.
+TEST(UnevenCases, Hng05AnotherOrderOnOneRankEndsAll) {
+  for (const RankKind kind : AllRankKinds()) {
+    for (const Mode& mode : AllModes(2)) {
+      // Where nothing is gathered in forward, the losses are what they are.
+      if (mode.mesh.shard == 1) continue;
+      if (mode.options.sharding_strategy == ShardingStrategy::kNoShard)
+        continue;
+      SCOPED_TRACE(absl::StrCat(RankKindName(kind), ", ", mode.name));
+      const absl::Time start = absl::Now();
+      RunRanksAs(kind, 2, [&](const World& world) {
+        CaseModule model;
+        const auto first = model.AddChild("l0", MakeLinear(4, 4));
+        const auto second = model.AddChild("l1", MakeLinear(4, 4));
+        const bool swap = world->rank() == 1;
+        model.body = [&](const Variable& x) {
+          return swap ? (*first)((*second)(x)) : (*second)((*first)(x));
+        };
+        FillParameters(model);
+        const auto sharded = OrThrow(
+            FullyShard(model, OrThrow(DeviceMesh::Create(world, mode.mesh)),
+                       mode.options));
+        const absl::Status status = Try([&] {
+          SumOfSquares(model(CaseInput(2, 4, world->rank(), 0))).Backward();
+        });
+        EXPECT_THAT(std::string(status.message()),
+                    AllOf(HasSubstr("rank 0 runs AllGather of 'l0'"),
+                          HasSubstr("rank 1 runs AllGather of 'l1'")));
+      });
+      EXPECT_LT(absl::Now() - start, kBound);
+    }
+  }
+}
+
 // J.100. Rank 1 throws inside a unit; the others say in which one they were.
 TEST(UnevenCases, ARankThatThrowsEndsAll) {
   for (const RankKind kind : AllRankKinds()) {
