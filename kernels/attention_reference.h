@@ -67,23 +67,27 @@ struct AttentionOperands {
   HostTensor q, k, v, out, grad_out, grad_q, grad_k, grad_v, logsumexp;
 };
 
-// What the weight of (row b, head h, query i, key j) is multiplied by, as the
-// words of the random stream say.
-inline double FactorOf(const AttentionDropout& dropout, int64_t b, int64_t h,
-                       int64_t i, int64_t j) {
-  if (dropout.probability == 0) return 1;
-  HostTensor word(DType::kInt32, {1});
+// What the weights of (row b, head h, query i) are multiplied by, a factor a
+// key, as the words of the random stream say.
+inline std::vector<double> FactorsOf(const AttentionDropout& dropout, int64_t b,
+                                     int64_t h, int64_t i, int64_t num_keys) {
+  std::vector<double> factors(num_keys, 1);
+  if (dropout.probability == 0) return factors;
+  const HostTensor words(DType::kInt32, {num_keys});
   RandomKey key = dropout.key.key;
   key.stream = SampleStream(
       key.stream, dropout.key.first_sample + b * dropout.key.sample_stride);
-  OrThrow(cpu::FillRandom({.x = word.view(),
+  OrThrow(cpu::FillRandom({.x = words.view(),
                            .key = key,
                            .distribution = Distribution::kBits,
-                           .element_offset = (h << 50) + (i << 26) + j},
+                           .element_offset = (h << 50) + (i << 26)},
                           TestLaunch()));
-  const auto drawn = static_cast<uint32_t>(*word.view().as<int32_t>());
-  const bool kept = drawn >= dropout.probability * 0x1p32 - 1;
-  return kept ? 1 / (1 - dropout.probability) : 0;
+  for (int64_t j = 0; j < num_keys; ++j) {
+    const auto word = static_cast<uint32_t>(words.view().as<int32_t>()[j]);
+    const bool kept = word >= dropout.probability * 0x1p32 - 1;
+    factors[j] = kept ? 1 / (1 - dropout.probability) : 0;
+  }
+  return factors;
 }
 
 // Everything, in double and with all scores stored.
@@ -131,12 +135,11 @@ class AttentionReference {
       weights[j] = std::exp(scale_ * Dot(&q_[at], &k_[KeyAt(b, j, h)]));
       total += weights[j];
     }
-    std::vector<double> factors(t_.keys);
+    const std::vector<double> factors = FactorsOf(t_.dropout, b, h, i, t_.keys);
     double dot = 0;  // Of weights and their gradients.
     for (int64_t j = 0; j < t_.keys && total > 0; ++j) {
       if (!Sees(i, j)) continue;
       weights[j] /= total;
-      factors[j] = FactorOf(t_.dropout, b, h, i, j);
       const double weight = factors[j] * weights[j];
       const int64_t key = KeyAt(b, j, h);
       for (int64_t d = 0; d < t_.dim; ++d) {
