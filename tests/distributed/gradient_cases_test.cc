@@ -232,7 +232,7 @@ TEST(GradientCases, Grd13CastOfTheOutputKeepsTheGradient) {
 TEST(GradientCases, Grd14UnitsOfAnySizeGiveTheSameBits) {
   Scenario scenario = MlpScenario();
   scenario.make_model = [] { return MakeMlp({4, 6, 5, 3, 7, 4, 6, 5, 2}); };
-  scenario.num_steps = 5;
+  scenario.num_steps = 20;
   scenario.learning_rate = 0.02;
   const Outcome expected = RunSharded(scenario, 4, FullShard());
   std::vector<WrapPolicy> policies = {WrapNothing{}, WrapByName{{"0", "3"}},
