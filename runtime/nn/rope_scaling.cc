@@ -123,9 +123,9 @@ int64_t RopeScaling::LengthClass(int64_t length) const {
 
 int64_t RopeScaling::max_positions() const {
   if (config_.rope_type == "default") return max_position_embeddings_;
-  return std::max(max_position_embeddings_,
-                  static_cast<int64_t>(static_cast<double>(original_) *
-                                       config_.factor));
+  return std::max(
+      max_position_embeddings_,
+      static_cast<int64_t>(static_cast<double>(original_) * config_.factor));
 }
 
 // 1 / base^(2 j / D), in float32, as the models were trained with.
