@@ -37,8 +37,9 @@ class SafetensorsWeights final : public WeightSource {
                        begin * element_bytes;
     if (length == 0) return Tensor::Empty({0}, {dtype, device});
     const bool aligned = reinterpret_cast<uintptr_t>(data) % element_bytes == 0;
-    if (!aligned || dtype == DType::kBool)
+    if (!aligned || dtype == DType::kBool) {
       return Copy(data, length, dtype, device);
+    }
     return Tensor::View(
         Storage::Borrowed(device, const_cast<char*>(data),
                           length * element_bytes,

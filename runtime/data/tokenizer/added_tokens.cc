@@ -91,6 +91,7 @@ namespace {
 std::vector<std::string> TextsOf(const std::vector<AddedToken>& tokens,
                                  const Normalizer* normalizer) {
   std::vector<std::string> texts;
+  texts.reserve(tokens.size());
   for (const AddedToken& token : tokens) {
     texts.push_back(normalizer != nullptr && token.normalized
                         ? normalizer->Normalize(token.content)

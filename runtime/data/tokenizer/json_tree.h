@@ -11,6 +11,7 @@ namespace tessera {
 
 // Takes the calls of a SAX parser from the start of one object or array to its
 // end.
+// NOLINTNEXTLINE(bugprone-exception-escape): moves of nlohmann::json only.
 class JsonTree {
  public:
   // Enough for settings; a text that nests or repeats for ever ends here.

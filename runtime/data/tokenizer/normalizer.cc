@@ -67,7 +67,7 @@ NormalizerPointer LowercaseNormalizer() {
 }
 
 NormalizerPointer PrependNormalizer(std::string prefix) {
-  return Make([prefix = std::move(prefix)](std::string text) {
+  return Make([prefix = std::move(prefix)](const std::string& text) {
     return text.empty() ? text : prefix + text;
   });
 }

@@ -102,12 +102,22 @@ class Rewriter {
     const char* members = MembersOf(letter);
     const bool negated = std::isupper(static_cast<unsigned char>(letter)) != 0;
     if (members == nullptr || (negated && class_depth_ > 0)) {
-      const bool braces = at_ + 2 < in_.size() && in_[at_ + 2] == '{' &&
-                          (letter == 'p' || letter == 'P' || letter == 'x');
-      const size_t close = braces ? in_.find('}', at_) : std::string_view::npos;
-      Copy(close == std::string_view::npos ? 2 : close + 1 - at_);
-      return;
+      CopyEscape(letter);
+    } else {
+      Spell(letter, members, negated);
     }
+  }
+
+  // The escape as it stands, with what follows it in braces.
+  void CopyEscape(char letter) {
+    const bool braces = at_ + 2 < in_.size() && in_[at_ + 2] == '{' &&
+                        (letter == 'p' || letter == 'P' || letter == 'x');
+    const size_t close = braces ? in_.find('}', at_) : std::string_view::npos;
+    Copy(close == std::string_view::npos ? 2 : close + 1 - at_);
+  }
+
+  // The members that a letter stands for.
+  void Spell(char letter, const char* members, bool negated) {
     if (class_depth_ > 0) {
       out_ += members;
     } else {
@@ -140,20 +150,13 @@ class Rewriter {
   void Outside() {
     const char c = in_[at_];
     if (c == '[') {
-      atom_ = out_.size();
-      ++class_depth_;
-      Copy(in_.substr(at_, 2) == "[^" ? 2 : 1);
-      if (at_ < in_.size() && in_[at_] == ']') Copy(1);  // A member.
+      OpenClass();
     } else if (c == '(') {
       groups_.push_back(out_.size());
       Copy(1);
       if (in_.substr(at_, 1) == "?") Options();
     } else if (c == ')') {
-      if (!groups_.empty()) {
-        atom_ = groups_.back();
-        groups_.pop_back();
-      }
-      Copy(1);
+      CloseGroup();
     } else if (c == '{' && IsRepeatedInterval()) {
       RepeatInterval();
     } else {
@@ -162,6 +165,21 @@ class Rewriter {
       }
       Copy(std::min(Utf8Length(c), in_.size() - at_));
     }
+  }
+
+  void OpenClass() {
+    atom_ = out_.size();
+    ++class_depth_;
+    Copy(in_.substr(at_, 2) == "[^" ? 2 : 1);
+    if (at_ < in_.size() && in_[at_] == ']') Copy(1);  // A member.
+  }
+
+  void CloseGroup() {
+    if (!groups_.empty()) {
+      atom_ = groups_.back();
+      groups_.pop_back();
+    }
+    Copy(1);
   }
 
   // "?" and the letters of options, as in (?i:...) and (?m).
@@ -176,8 +194,9 @@ class Rewriter {
   // Whether "{2,3}+" stands here.
   bool IsRepeatedInterval() const {
     const size_t close = in_.find('}', at_);
-    if (close == std::string_view::npos || close + 1 >= in_.size())
+    if (close == std::string_view::npos || close + 1 >= in_.size()) {
       return false;
+    }
     for (size_t i = at_ + 1; i < close; ++i) {
       const bool digit = std::isdigit(static_cast<unsigned char>(in_[i])) != 0;
       if (!digit && in_[i] != ',') return false;

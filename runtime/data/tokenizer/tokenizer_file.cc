@@ -233,8 +233,10 @@ class FileHandler final : public Json::json_sax_t {
   bool StartOther(bool is_object) {
     above_ = place_;
     depth_ = 0;
-    if (key_ == "added_tokens" || (place_ == Place::kModel && key_ == "merges"))
+    if (key_ == "added_tokens" ||
+        (place_ == Place::kModel && key_ == "merges")) {
       return Fail("wanted an array, got an object");
+    }
     if (place_ == Place::kModel && key_ == "vocab") {
       return Fail("wanted an object, got an array");
     }
