@@ -196,8 +196,9 @@ class Save {
     const absl::StatusOr<Manifest> manifest = ParseManifest(manifest_);
     TESSERA_CHECK(manifest.ok());
     int64_t num_bytes = 0;
-    for (const ManifestFile& file : manifest->files)
+    for (const ManifestFile& file : manifest->files) {
       num_bytes += file.num_bytes;
+    }
     options_.progress->checkpoint_bytes = num_bytes;
   }
 

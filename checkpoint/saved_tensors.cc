@@ -98,6 +98,7 @@ absl::Status ForEachRead(const SavedTensors& saved,
 std::vector<PartOfPiece> PiecesWithin(const ManifestTensor& tensor,
                                       int64_t begin, int64_t length) {
   std::vector<PartOfPiece> parts;
+  if (length == 0) return parts;
   const int64_t end = begin + length;
   auto it = std::partition_point(
       tensor.pieces.begin(), tensor.pieces.end(),

@@ -30,6 +30,16 @@ Parameters ByName(const FullyShardedModule& module) {
   return parameters;
 }
 
+const ShardedParameter& ParameterOf(const Parameters& parameters,
+                                    const std::string& name) {
+  const auto found = parameters.find(name);
+  if (found != parameters.end()) return *found->second;
+  throw Error(absl::FailedPreconditionError(absl::StrCat(
+      "checkpoint: the optimizer has parameter \"", name,
+      "\", which the sharded module does not have; make it from Parameters() "
+      "of the module")));
+}
+
 constexpr const char* kModel = "model.";
 constexpr const char* kOptimizer = "optimizer.";
 
@@ -110,17 +120,19 @@ class StatesToRead {
                const Optimizer& optimizer)
       : manifest_(reader.manifest()), pieces_(module) {
     const Parameters parameters = ByName(module);
-    int64_t longest = 1;
+    int64_t longest_bytes = 1;
     for (const auto& [name, p] : parameters) {
-      longest = std::max(longest, p->length);
+      longest_bytes = std::max(
+          longest_bytes,
+          p->length * ElementBytes(AccumulateDType(p->variable.dtype())));
     }
     const Device device = module.Parameters().empty()
                               ? CurrentDevice()
                               : module.Parameters()[0].variable.device();
-    zeros_ = ops::Zeros(Shape{longest}, {DType::kFloat64, device});
+    zeros_ = ops::Zeros(Shape{longest_bytes}, {DType::kUInt8, device});
     for (const NamedOptimizerState& entry : optimizer.NamedState()) {
       if (entry.state != "step") continue;
-      AddParameter(*parameters.at(entry.parameter));
+      AddParameter(ParameterOf(parameters, entry.parameter));
     }
   }
 
@@ -215,19 +227,14 @@ std::vector<CheckpointTensor> ShardedTensors(FullyShardedModule& module,
   const Pieces pieces(module);
   const Parameters parameters = ByName(module);
   for (const NamedOptimizerState& entry : optimizer.NamedState()) {
-    const auto found = parameters.find(entry.parameter);
-    if (found == parameters.end()) {
-      throw Error(absl::FailedPreconditionError(absl::StrCat(
-          "checkpoint: the optimizer has parameter \"", entry.parameter,
-          "\", which the sharded module does not have; make it from "
-          "Parameters() of the module")));
-    }
+    const ShardedParameter& parameter =
+        ParameterOf(parameters, entry.parameter);
     const std::string name = StateName(entry.parameter, entry.state);
     if (const auto* step = std::get_if<int64_t>(&entry.value)) {
       tensors.push_back(pieces.Whole(name, StepTensor(*step)));
     } else {
       tensors.push_back(
-          pieces.Like(*found->second, name, std::get<Tensor>(entry.value)));
+          pieces.Like(parameter, name, std::get<Tensor>(entry.value)));
     }
   }
   return tensors;

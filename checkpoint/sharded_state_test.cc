@@ -2,11 +2,13 @@
 // model is one file that does not depend on how it was sharded.
 #include "checkpoint/sharded_state.h"
 
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "checkpoint/safetensors/safetensors_file.h"
 #include "runtime/data/file_io.h"
 #include "runtime/nn/gpt2.h"
@@ -126,6 +128,92 @@ TEST(ShardedStateTest, StateThatWasNotThereIsNotThereAfterwards) {
     fresh.Step(0);
     resumed.Step(0);
     ExpectSameParameters(fresh, resumed);
+  });
+}
+
+// Parameters of one type, buffers of two, of which one is not saved.
+class WithBuffers : public Module {
+ public:
+  explicit WithBuffers(DType dtype = DType::kFloat32) : Module("WithBuffers") {
+    weight = RegisterParameter("weight", Shape{5, 3}, dtype);
+    mean = RegisterBuffer("mean", Tensor::FromVector<float>({0, 0}, {2}));
+    count = RegisterBuffer("count", Tensor::FromVector<int64_t>({0}, Shape{}));
+    scratch = RegisterBuffer("scratch", Tensor::FromVector<float>({0}, {1}),
+                             /*persistent=*/false);
+  }
+  void ResetParameters(const Initializer& initializer) override {
+    initializer.Normal(weight, "weight", 0, 1);
+  }
+
+  Variable weight, mean, count, scratch;
+};
+
+struct ShardedBuffers {
+  explicit ShardedBuffers(const std::shared_ptr<Communicator>& world,
+                          uint64_t seed, DType dtype = DType::kFloat32)
+      : module(dtype) {
+    InitializeParameters(module, seed);
+    sharded = OrThrow(FullyShard(module, OrThrow(DeviceMesh::Create(world))));
+  }
+  std::string Whole() const {
+    std::string text;
+    sharded->ForEachFullParameter([&](const std::string&, const Tensor& whole) {
+      for (const double x : whole.ToDoubles()) absl::StrAppend(&text, x, " ");
+    });
+    return text;
+  }
+
+  WithBuffers module;
+  std::unique_ptr<FullyShardedModule> sharded;
+};
+
+// CKC-08. Of what ranks have seen apart, rank 0's is saved.
+TEST(ShardedStateTest, PersistentBuffersComeBack) {
+  const std::string folder = FreshFolder("buffers");
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+    ShardedBuffers saved(world, 1);
+    saved.module.mean.data().data<float>()[1] = 5.0f + world->rank();
+    saved.module.count.data().data<int64_t>()[0] = int64_t{1} << 40;
+    saved.module.scratch.data().data<float>()[0] = 9;
+    const auto path = SaveCheckpoint(*world, {folder, "buffers", {}, {}},
+                                     ShardedTensors(*saved.sharded));
+    ASSERT_OK(path);
+    EXPECT_EQ(ReadManifest(*path)->tensors.size(), 3u);
+    ShardedBuffers loaded(world, 2);
+    const auto reader = CheckpointReader::Open(*world, *path, "buffers");
+    ASSERT_OK(reader);
+    ASSERT_OK(ReadShardedTensors(*reader, *loaded.sharded));
+    EXPECT_EQ(loaded.module.mean.data().ToVector<float>(),
+              (std::vector<float>{0, 5}));
+    EXPECT_EQ(loaded.module.count.data().Item(), std::ldexp(1.0, 40));
+    EXPECT_EQ(loaded.module.scratch.data().Item(), 0);
+    EXPECT_EQ(loaded.Whole(), saved.Whole());
+  });
+}
+
+// CKC-13.
+TEST(ShardedStateTest, ElementTypesAreKept) {
+  const std::string folder = FreshFolder("types");
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+    for (const DType dtype :
+         {DType::kBFloat16, DType::kFloat16, DType::kFloat64}) {
+      ShardedBuffers saved(world, 1, dtype);
+      const auto path = SaveCheckpoint(*world, {folder, "types", {}, {}},
+                                       ShardedTensors(*saved.sharded));
+      ASSERT_OK(path);
+      const auto reader = CheckpointReader::Open(*world, *path, "types");
+      ASSERT_OK(reader);
+      ShardedBuffers loaded(world, 2, dtype);
+      ASSERT_OK(ReadShardedTensors(*reader, *loaded.sharded));
+      EXPECT_EQ(loaded.Whole(), saved.Whole());
+      ShardedBuffers other(world, 2);
+      const std::string before = other.Whole();
+      EXPECT_THAT(ReadShardedTensors(*reader, *other.sharded),
+                  StatusIs(absl::StatusCode::kFailedPrecondition,
+                           absl::StrCat("model.weight is ", DTypeName(dtype),
+                                        " [5, 3], wanted float32 [5, 3]")));
+      EXPECT_EQ(other.Whole(), before);
+    }
   });
 }
 

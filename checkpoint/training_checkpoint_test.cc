@@ -1,14 +1,8 @@
-// A checkpoint is done or absent; what is wrong with one is the same error on
-// every rank; and what was saved comes back bit for bit.
+// What was saved comes back bit for bit on any number of ranks, and what is
+// wrong with a checkpoint is the same error on every rank.
 #include "checkpoint/training_checkpoint.h"
 
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <mutex>
 #include <numeric>
@@ -16,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/tensor_pieces.h"
 #include "runtime/data/file_io.h"
 #include "tests/testing/run_ranks.h"
 #include "tests/testing/status_matchers.h"
@@ -24,48 +19,6 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string FreshFolder(const std::string& name) {
-  const std::string folder = ::testing::TempDir() + "/" + name;
-  fs::remove_all(folder);
-  return folder;
-}
-
-// Three tensors, of which the last ranks keep little or nothing. Elements are
-// `value` plus their position.
-std::vector<CheckpointTensor> Pieces(const Communicator& communicator,
-                                     float value, int64_t num_rows = 5) {
-  std::vector<CheckpointTensor> tensors;
-  const int64_t world_size = communicator.world_size();
-  const auto add = [&](const std::string& name, const Shape& shape) {
-    const int64_t whole = shape.num_elements();
-    const int64_t part = (whole + world_size - 1) / world_size;
-    const int64_t begin = std::min(part * communicator.rank(), whole);
-    const int64_t length = std::min(part, whole - begin);
-    std::vector<float> values(length);
-    for (int64_t i = 0; i < length; ++i) {
-      values[i] = value + static_cast<float>(begin + i);
-    }
-    tensors.push_back(
-        {name, Tensor::FromVector(values, Shape{length}), shape, begin});
-  };
-  add("w", Shape{num_rows, 3});
-  add("b", Shape{2});
-  add("scalar", Shape{});
-  return tensors;
-}
-
-SaveOptions Options(const std::string& folder, int64_t step, int keep = 0) {
-  RunState state = {step, step * 8, 42, {{"text", "kjv"}}};
-  return {folder, "tiny model", state, {.last = keep}};
-}
-
-void ExpectSameValues(const std::vector<CheckpointTensor>& a,
-                      const std::vector<CheckpointTensor>& b) {
-  for (size_t i = 0; i < a.size(); ++i) {
-    EXPECT_EQ(a[i].tensor.ToVector<float>(), b[i].tensor.ToVector<float>());
-  }
-}
 
 // Saves one of 3 ranks, and returns its path.
 std::string Save(const std::string& folder, int64_t step, float value = 0,
@@ -76,14 +29,6 @@ std::string Save(const std::string& folder, int64_t step, float value = 0,
     EXPECT_OK(path);
   });
   return *FindLatestCheckpoint(folder);
-}
-
-absl::Status Load(Communicator& communicator, const std::string& path,
-                  const std::vector<CheckpointTensor>& into,
-                  const std::string& model = "tiny model") {
-  ASSIGN_OR_RETURN(const CheckpointReader reader,
-                   CheckpointReader::Open(communicator, path, model));
-  return reader.Read(communicator, into);
 }
 
 // Loads on `world_size` ranks. Expects one status on all ranks, returns it.
@@ -500,82 +445,6 @@ TEST(TrainingCheckpointTest, RanksThatKeepOtherTensorsCannotSave) {
     });
   }
   EXPECT_EQ(*FindLatestCheckpoint(folder), before);
-}
-
-TEST(TrainingCheckpointTest, AFullDiskLeavesTheLastGoodOne) {
-  const std::string folder = FreshFolder("full");
-  const std::string before = Save(folder, 1, 3);
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit limit;
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
-  const rlimit small = {64 << 10, limit.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  RunRanks(3, [&](const std::shared_ptr<Communicator>& rank) {
-    const auto path = SaveCheckpoint(*rank, Options(folder, 2),
-                                     Pieces(*rank, 0, /*num_rows=*/100000));
-    EXPECT_THAT(path, StatusIs(absl::StatusCode::kOutOfRange,
-                               "step-00000002.tmp/rank-00000-of-00003"));
-  });
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-  EXPECT_EQ(*FindLatestCheckpoint(folder), before);
-  EXPECT_OK(LoadStatus(3, before));
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 1);
-}
-
-TEST(TrainingCheckpointTest, AFolderThatCannotBeMadeIsOneError) {
-  const std::string folder = FreshFolder("file");
-  ASSERT_OK(WriteFile(folder, ""));
-  RunRanks(2, [&](const std::shared_ptr<Communicator>& rank) {
-    const auto path =
-        SaveCheckpoint(*rank, Options(folder, 1), Pieces(*rank, 0));
-    EXPECT_FALSE(path.ok());
-    EXPECT_THAT(path, StatusIs(path.status().code(), folder));
-  });
-}
-
-// Saves ever larger steps until it is killed.
-[[noreturn]] void SaveForEver(const std::string& folder) {
-  RunRanks(2, [&](const std::shared_ptr<Communicator>& rank) {
-    for (int64_t step = 1;; ++step) {
-      const auto path = SaveCheckpoint(
-          *rank, Options(folder, step, /*keep=*/2),
-          Pieces(*rank, static_cast<float>(step), /*num_rows=*/30000));
-      if (!path.ok()) std::_Exit(1);
-    }
-  });
-  std::_Exit(1);
-}
-
-TEST(TrainingCheckpointTest, AKillAtAnyMomentLeavesOnlyWholeCheckpoints) {
-  const std::string folder = FreshFolder("kill");
-  int64_t num_saved = 0;
-  // Ever later, so that a slow build comes to its first save too.
-  for (int round = 0; round < 40 && num_saved < 8; ++round) {
-    fs::remove_all(folder);
-    const pid_t child = fork();
-    if (child == 0) SaveForEver(folder);
-    usleep(20000 + 15919 * round);
-    kill(child, SIGKILL);
-    int status = 0;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status)) << "the saving process ended by itself";
-    const auto path = FindLatestCheckpoint(folder);
-    if (!path.ok()) continue;  // Killed before the first one.
-    ++num_saved;
-    RunRanks(2, [&](const std::shared_ptr<Communicator>& rank) {
-      const auto loaded = Pieces(*rank, 0, 30000);
-      const auto reader = CheckpointReader::Open(*rank, *path, "tiny model");
-      ASSERT_OK(reader);
-      ASSERT_OK(reader->Read(*rank, loaded));
-      const auto step = reader->manifest().state.step;
-      ExpectSameValues(loaded, Pieces(*rank, static_cast<float>(step), 30000));
-    });
-    Save(folder, 1 << 20);  // Removes what the killed one left.
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      EXPECT_FALSE(entry.path().string().ends_with(".tmp")) << entry.path();
-    }
-  }
-  EXPECT_EQ(num_saved, 8) << "hardly ever killed after a save";
 }
 
 }  // namespace
