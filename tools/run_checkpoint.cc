@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/huggingface/save_folder.h"
 #include "checkpoint/sharded_state.h"
 #include "checkpoint/training_checkpoint.h"
 #include "kernels/status.h"
@@ -83,18 +84,13 @@ absl::StatusOr<std::string> PrepareRunFolder(Communicator& world,
 }
 
 absl::Status WriteFinishedRun(const RunParts& parts,
-                              const std::string& options_yaml) {
-  Communicator& world = *parts.module->mesh().world();
-  RETURN_IF_ERROR(
-      ExportModel(*parts.module, parts.folder + "/model.safetensors"));
-  absl::Status status;
-  if (world.rank() == 0) {
-    status = WriteFile(parts.folder + "/config.json", parts.model_text);
-    if (status.ok()) {
-      status = WriteFile(parts.folder + "/options.yaml", options_yaml);
-    }
-  }
-  return world.AgreeOnStatus(status, "finish run");
+                              const TrainOptions& options,
+                              const std::map<std::string, std::string>& texts) {
+  SaveFolderOptions save;
+  save.texts = texts;
+  save.dtype = options.save_dtype;
+  save.max_shard_bytes = options.max_shard_bytes;
+  return SaveModelFolder(*parts.module, parts.folder, save);
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 // A training run on disk: its checkpoints, and the model that it ends in.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
@@ -37,8 +38,10 @@ absl::StatusOr<RunState> ResumeRun(const RunParts& parts,
 absl::StatusOr<std::string> PrepareRunFolder(Communicator& world,
                                              const TrainOptions& options);
 
-// Writes model.safetensors, config.json and options.yaml. Called by all ranks.
+// Writes the model to the run's folder, with `texts` (config.json, the
+// tokenizer's files, options.yaml) beside it. Called by all ranks.
 absl::Status WriteFinishedRun(const RunParts& parts,
-                              const std::string& options_yaml);
+                              const TrainOptions& options,
+                              const std::map<std::string, std::string>& texts);
 
 }  // namespace tessera

@@ -60,11 +60,13 @@ int64_t SampleToken(const std::vector<double>& logits,
                     const SamplingOptions& options,
                     std::mt19937_64& generator) {
   TESSERA_CHECK(!logits.empty());
+  if (options.temperature == 0) {
+    return std::max_element(logits.begin(), logits.end()) - logits.begin();
+  }
   std::vector<int64_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
-  if (options.temperature == 0) return order[0];
   std::vector<double> probabilities;
   probabilities.reserve(order.size());
   for (const int64_t token : order) {
@@ -81,15 +83,17 @@ int64_t SampleToken(const std::vector<double>& logits,
   return order[probabilities.size() - 1];
 }
 
-void GenerateText(CausalLM& model, const Tokenizer& tokenizer,
-                  const std::string& prompt, const GenerateOptions& options,
-                  const std::function<void(const std::string&)>& emit) {
+void GenerateTokens(CausalLM& model, std::vector<int32_t> ids,
+                    const GenerateOptions& options,
+                    const std::function<void(int32_t)>& emit) {
   const NoGrad no_grad;
-  const int64_t capacity = model.max_positions();
-  std::vector<int32_t> ids = tokenizer.Encode(prompt);
   if (ids.empty()) {
     throw Error(absl::InvalidArgumentError("generate: the prompt is empty"));
   }
+  // Some models have many more positions than a text needs.
+  const int64_t capacity =
+      std::min(model.max_positions(),
+               static_cast<int64_t>(ids.size()) + options.num_tokens);
   if (static_cast<int64_t>(ids.size()) > capacity) {
     ids.erase(ids.begin(), ids.end() - capacity);
   }
@@ -102,10 +106,14 @@ void GenerateText(CausalLM& model, const Tokenizer& tokenizer,
       next = std::span(ids).last((capacity + 1) / 2);
     }
     const Tensor logits = model.NextLogits(IdsTensor(next), cache);
-    ids.push_back(static_cast<int32_t>(
-        SampleToken(logits.ToDoubles(), options.sampling, generator)));
+    const int64_t id =
+        SampleToken(logits.ToDoubles(), options.sampling, generator);
+    if (std::count(options.stop_ids.begin(), options.stop_ids.end(), id) > 0) {
+      return;
+    }
+    ids.push_back(static_cast<int32_t>(id));
     next = std::span(ids).last(1);
-    emit(tokenizer.Decode(next));
+    emit(ids.back());
   }
 }
 

@@ -4,10 +4,9 @@
 #include <cstdint>
 #include <functional>
 #include <random>
-#include <string>
 #include <vector>
 
-#include "runtime/data/tokenizer.h"
+#include "absl/status/status.h"
 #include "runtime/nn/causal_lm.h"
 
 namespace tessera {
@@ -30,13 +29,15 @@ struct GenerateOptions {
   SamplingOptions sampling = {};
   int64_t num_tokens = 400;
   uint64_t seed = 0;
+  std::vector<int64_t> stop_ids = {};  // Any of them ends the text.
 };
 
-// Calls `emit` with each new piece of text. When the positions of the model are
-// used up it goes on from the last half of them. Of a sharded model all ranks
-// call it alike. Throws what the model throws; `prompt` may not be empty.
-void GenerateText(CausalLM& model, const Tokenizer& tokenizer,
-                  const std::string& prompt, const GenerateOptions& options,
-                  const std::function<void(const std::string&)>& emit);
+// Calls `emit` with each new id, but not with one that ends the text. When the
+// positions of the model are used up it goes on from the last half of them. Of
+// a sharded model all ranks call it alike. Throws what the model throws;
+// `prompt` may not be empty.
+void GenerateTokens(CausalLM& model, std::vector<int32_t> prompt,
+                    const GenerateOptions& options,
+                    const std::function<void(int32_t)>& emit);
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/data/tokenizer.h"
 #include "runtime/nn/gpt2.h"
 #include "tests/testing/status_matchers.h"
 
@@ -69,8 +70,8 @@ TEST(TextGeneratorTest, WrongOptionsAreNamed) {
 std::string Generate(CausalLM& model, const std::string& prompt,
                      const GenerateOptions& options) {
   std::string text;
-  GenerateText(model, ByteTokenizer(), prompt, options,
-               [&](const std::string& piece) { text += piece; });
+  GenerateTokens(model, ByteTokenizer().Encode(prompt), options,
+                 [&](int32_t id) { text += static_cast<char>(id); });
   return text;
 }
 
@@ -91,6 +92,20 @@ TEST(TextGeneratorTest, TextGoesOnBeyondThePositionsOfTheModel) {
             Generate(model, "yabcdefgh", options));
   EXPECT_THROWS_ERROR(Generate(model, "", options),
                       absl::StatusCode::kInvalidArgument, "prompt is empty");
+}
+
+TEST(TextGeneratorTest, AStopIdEndsTheTextAndIsNotInIt) {
+  GPT2LMHeadModel model({.vocab_size = 256,
+                         .n_positions = 64,
+                         .n_embd = 16,
+                         .n_layer = 1,
+                         .n_head = 2});
+  InitializeParameters(model, 3);
+  GenerateOptions options = {.num_tokens = 30, .seed = 1};
+  const std::string text = Generate(model, "a", options);
+  const auto stop = static_cast<uint8_t>(text[7]);
+  options.stop_ids = {-1, stop};
+  EXPECT_EQ(Generate(model, "a", options), text.substr(0, text.find(text[7])));
 }
 
 TEST(TextGeneratorTest, GreedyTokensAreThoseWithoutACache) {

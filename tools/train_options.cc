@@ -1,15 +1,21 @@
 #include "tools/train_options.h"
 
 #include <cmath>
+#include <filesystem>
 #include <sstream>
+#include <system_error>
+#include <utility>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/flags/reflection.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface/folder_config.h"
+#include "checkpoint/huggingface/shard_plan.h"
 #include "kernels/status.h"
 #include "tools/cache_folder.h"
 #include "tools/flag_file.h"
@@ -42,7 +48,14 @@ ABSL_FLAG(int64_t, accumulate, 1, "micro-batches that a step is made of");
 ABSL_FLAG(double, validation_share, 0.05, "share of the text for validation");
 ABSL_FLAG(uint64_t, seed, 1, "of start values, order of the text, dropout");
 
-ABSL_FLAG(std::string, model, "llama", "gpt2 or llama");
+ABSL_FLAG(std::string, model, "llama",
+          "gpt2 or llama, or the folder of a model to go on from, ours or of "
+          "Hugging Face");
+ABSL_FLAG(std::string, save_dtype, "",
+          "element type of the model that is written; default: that of the "
+          "--model folder, else float32");
+ABSL_FLAG(std::string, max_shard_size, "5GB",
+          "largest file of the model that is written, as \"500MB\"");
 ABSL_FLAG(int64_t, layers, 4, "blocks");
 ABSL_FLAG(int64_t, hidden, 192, "width");
 ABSL_FLAG(int64_t, heads, 6, "attention heads");
@@ -189,19 +202,74 @@ LlamaConfig LlamaFromFlags() {
   return config;
 }
 
-absl::StatusOr<ModelConfig> ModelFromFlags() {
+// A folder says what its model is: flags of a new one would have no effect.
+absl::Status CheckNoModelFlags() {
+  for (const char* name :
+       {"layers", "hidden", "heads", "kv_heads", "intermediate", "dropout",
+        "attention_dropout", "tie_embeddings"}) {
+    const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+    if (flag->CurrentValue() == flag->DefaultValue()) continue;
+    return Wrong(name, "nothing beside --model=FOLDER, whose config.json says",
+                 flag->CurrentValue());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetModelFromFolder(const std::string& folder,
+                                TrainOptions& options) {
+  RETURN_IF_ERROR(CheckNoModelFlags());
+  ASSIGN_OR_RETURN(FolderConfig config, ReadFolderConfig(folder));
+  options.model = config.model;
+  options.model_folder = folder;
+  options.model_config_text = std::move(config.text);
+  options.model_warnings = std::move(config.warnings);
+  options.save_dtype = config.dtype.value_or(DType::kFloat32);
+  const auto* gpt2 = std::get_if<GPT2Config>(&options.model);
+  const int64_t num_positions =
+      gpt2 != nullptr
+          ? gpt2->n_positions
+          : std::get<LlamaConfig>(options.model).max_position_embeddings;
+  if (options.seq <= num_positions) return absl::OkStatus();
+  return Wrong(
+      "seq",
+      absl::StrCat("at most ", num_positions, ", the positions of ", folder),
+      absl::StrCat(options.seq));
+}
+
+absl::Status SetModel(TrainOptions& options) {
   const std::string name = absl::GetFlag(FLAGS_model);
   if (name == "gpt2") {
     const GPT2Config config = GPT2FromFlags();
-    RETURN_IF_ERROR(Try([&] { CheckConfig(config); }));
-    return config;
+    options.model = config;
+    return Try([&] { CheckConfig(config); });
   }
   if (name == "llama") {
     const LlamaConfig config = LlamaFromFlags();
-    RETURN_IF_ERROR(Try([&] { CheckConfig(config); }));
-    return config;
+    options.model = config;
+    return Try([&] { CheckConfig(config); });
   }
-  return Wrong("model", "gpt2 or llama", absl::StrCat("\"", name, "\""));
+  std::error_code error;
+  if (std::filesystem::is_directory(name, error)) {
+    return SetModelFromFolder(name, options);
+  }
+  return Wrong("model", "gpt2 or llama, or a folder with a config.json",
+               absl::StrCat("\"", name, "\""));
+}
+
+absl::Status SetSavedForm(TrainOptions& options) {
+  const absl::StatusOr<int64_t> bytes =
+      ParseShardSize(absl::GetFlag(FLAGS_max_shard_size));
+  if (!bytes.ok()) return Annotate(bytes.status(), "--max_shard_size");
+  options.max_shard_bytes = *bytes;
+  const std::string dtype = absl::GetFlag(FLAGS_save_dtype);
+  if (dtype.empty()) return absl::OkStatus();
+  const absl::StatusOr<DType> parsed = ParseDType(dtype);
+  if (parsed.ok() && IsFloating(*parsed)) {
+    options.save_dtype = *parsed;
+    return absl::OkStatus();
+  }
+  return Wrong("save_dtype", "float32, bfloat16, float16 or float64",
+               absl::StrCat("\"", dtype, "\""));
 }
 
 absl::Status SetBetas(TrainOptions& options) {
@@ -348,7 +416,8 @@ absl::StatusOr<TrainOptions> TrainOptionsFromFlags() {
   CopyLearningFlags(options);
   RETURN_IF_ERROR(SetBetas(options));
   RETURN_IF_ERROR(CheckTogether(options));
-  ASSIGN_OR_RETURN(options.model, ModelFromFlags());
+  RETURN_IF_ERROR(SetModel(options));
+  RETURN_IF_ERROR(SetSavedForm(options));
   ASSIGN_OR_RETURN(options.sharding, ShardingFromFlags());
   return options;
 }

@@ -33,6 +33,11 @@ struct TrainOptions {
   uint64_t seed = 0;
   // The model and how it learns.
   ModelConfig model;
+  std::string model_folder;       // Where it comes from; empty: it is new.
+  std::string model_config_text;  // Its config.json there.
+  std::vector<std::string> model_warnings;
+  DType save_dtype = DType::kFloat32;  // Of the model that is written.
+  int64_t max_shard_bytes = 0;         // Of each of its files.
   bool activation_checkpointing = false;
   double lr = 0;
   double min_lr = 0;
@@ -56,7 +61,8 @@ struct TrainOptions {
 // process for --help.
 absl::Status ParseTrainFlags(int argc, char** argv);
 
-// The flags as options; every value is checked. Nothing is opened yet.
+// The flags as options; every value is checked. Of files only the config.json
+// of --model=FOLDER is opened.
 absl::StatusOr<TrainOptions> TrainOptionsFromFlags();
 
 // What --ranks says, before anything else is looked at.

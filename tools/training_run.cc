@@ -8,6 +8,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "checkpoint/huggingface/folder_config.h"
+#include "checkpoint/huggingface/load_weights.h"
+#include "checkpoint/huggingface/save_folder.h"
 #include "checkpoint/huggingface/write_config.h"
 #include "kernels/fma_peak.h"
 #include "kernels/status.h"
@@ -89,21 +92,37 @@ absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(
   run->model_text_ = SerializeModelConfig(options.model);
   run->state_.seed = options.seed;
   Communicator& ranks = *run->world_;
+  RETURN_IF_ERROR(ranks.AgreeOnStatus(run->OpenTokenizer(), "open tokenizer"));
   RETURN_IF_ERROR(ranks.AgreeOnStatus(run->OpenText(), "open text"));
   RETURN_IF_ERROR(
       AgreeOnValue(ranks, "text's checksum", run->state_.values["text"]));
   RETURN_IF_ERROR(AgreeOnValue(ranks, "model", run->model_text_));
   RETURN_IF_ERROR(run->MakeShardedModel());
+  RETURN_IF_ERROR(run->LoadModel());
   RETURN_IF_ERROR(run->MakeTrainer());
   RETURN_IF_ERROR(run->MeasurePeak());
   if (!options.dry_run) RETURN_IF_ERROR(run->OpenFolder());
   return run;
 }
 
+absl::Status TrainingRun::OpenTokenizer() {
+  if (options_.model_folder.empty()) return absl::OkStatus();  // Bytes.
+  const int64_t vocab_size = std::visit(
+      [](const auto& config) { return config.vocab_size; }, options_.model);
+  ASSIGN_OR_RETURN(tokenizer_,
+                   ModelTokenizer::Open(options_.model_folder, vocab_size));
+  if (!first()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(side_files_, ReadSideFiles(options_.model_folder));
+  for (const std::string& warning : options_.model_warnings) {
+    std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TrainingRun::OpenText() {
-  ASSIGN_OR_RETURN(
-      const std::shared_ptr<const TokenFile> tokens,
-      OpenCachedTokens(options_.text, tokenizer_, CacheFolder() + "/tokens"));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const TokenFile> tokens,
+                   OpenCachedTokens(options_.text, tokenizer_.tokenizer(),
+                                    CacheFolder() + "/tokens"));
   ASSIGN_OR_RETURN(text_,
                    SplitText(tokens, options_.seq, options_.validation_share));
   state_.values["text"] = ChecksumText(tokens->fingerprint());
@@ -127,12 +146,23 @@ absl::Status TrainingRun::MakeShardedModel() {
   ASSIGN_OR_RETURN(const MeshShape shape, ParseMeshShape(options_.mesh));
   ASSIGN_OR_RETURN(std::shared_ptr<DeviceMesh> mesh,
                    DeviceMesh::Create(world_, shape));
-  ASSIGN_OR_RETURN(sharded_,
-                   FullyShard(*model_, std::move(mesh), options_.sharding));
+  FullyShardOptions sharding = options_.sharding;
+  if (!options_.model_folder.empty()) {
+    sharding.param_init_fn = ZeroStartValues;
+  }
+  ASSIGN_OR_RETURN(sharded_, FullyShard(*model_, std::move(mesh), sharding));
   for (const std::string& warning : sharded_->warnings()) {
     if (first()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }
   return absl::OkStatus();
+}
+
+// Each rank reads its part. A checkpoint has all values too.
+absl::Status TrainingRun::LoadModel() {
+  if (options_.model_folder.empty() || !options_.resume.empty()) {
+    return absl::OkStatus();
+  }
+  return LoadFolderWeights(*sharded_, options_.model_folder);
 }
 
 absl::Status TrainingRun::MakeTrainer() {
@@ -264,7 +294,7 @@ absl::Status TrainingRun::Train(bool* stopped) {
   const double before = trainer_->Validate(text_->validation, options_.batch,
                                            options_.eval_batches);
   if (first()) {
-    std::printf("step %d  validation %.4f nats a byte\n",
+    std::printf("step %d  validation %.4f nats a token\n",
                 static_cast<int>(state_.step), before);
     std::fflush(stdout);
   }
@@ -376,7 +406,11 @@ absl::Status TrainingRun::Save() {
 
 absl::Status TrainingRun::Finish(bool stopped) {
   RETURN_IF_ERROR(Save());
-  RETURN_IF_ERROR(WriteFinishedRun(Parts(), TrainFlagsAsYaml()));
+  std::map<std::string, std::string> texts = side_files_;
+  texts["options.yaml"] = TrainFlagsAsYaml();
+  texts["config.json"] = FolderConfigText(options_.model, options_.save_dtype,
+                                          options_.model_config_text);
+  RETURN_IF_ERROR(WriteFinishedRun(Parts(), options_, texts));
   if (!stopped && options_.sample_tokens > 0) {
     PrintSample();
   }
@@ -386,7 +420,7 @@ absl::Status TrainingRun::Finish(bool stopped) {
                 static_cast<int>(state_.step), folder_.c_str());
   }
   std::printf(
-      "model       %s/model.safetensors\n"
+      "model       %s\n"
       "checkpoint  %s\n"
       "metrics     %s/metrics.jsonl\n"
       "continue a text: tools/run generate -- --run=%s --prompt='...'\n",
@@ -398,22 +432,22 @@ absl::Status TrainingRun::Finish(bool stopped) {
 
 // All ranks make the text, since each has a part of the model.
 void TrainingRun::PrintSample() {
-  std::string prompt(std::min<int64_t>(32, options_.seq / 2), ' ');
+  std::vector<int32_t> prompt(std::min<int64_t>(32, options_.seq / 2));
   const std::vector<int64_t> window =
       text_->validation.Batch(std::vector<int64_t>{0}).ToVector<int64_t>();
-  for (size_t i = 0; i < prompt.size(); ++i) {
-    prompt[i] = static_cast<char>(window[i]);
-  }
+  std::copy_n(window.begin(), prompt.size(), prompt.begin());
   model_->Eval();
-  if (first()) std::printf("\n--- a sample ---\n%s|", prompt.c_str());
-  GenerateText(*model_, tokenizer_, prompt,
-               {.num_tokens = options_.sample_tokens, .seed = options_.seed},
-               [this](const std::string& piece) {
-                 if (!first()) return;
-                 std::fwrite(piece.data(), 1, piece.size(), stdout);
-                 std::fflush(stdout);
-               });
-  if (first()) std::printf("\n---\n\n");
+  const auto print = [this](const std::string& piece) {
+    if (!first()) return;
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    std::fflush(stdout);
+  };
+  print("\n--- a sample ---\n" + tokenizer_.tokenizer().Decode(prompt) + "|");
+  ModelTokenizer::Stream stream(tokenizer_);
+  GenerateTokens(*model_, prompt,
+                 {.num_tokens = options_.sample_tokens, .seed = options_.seed},
+                 [&](int32_t id) { print(stream.Push(id)); });
+  print(stream.Finish() + "\n---\n\n");
 }
 
 }  // namespace tessera

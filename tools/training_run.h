@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,7 +14,7 @@
 #include "fsdp/fully_shard.h"
 #include "runtime/data/sampler.h"
 #include "runtime/data/text_dataset.h"
-#include "runtime/data/tokenizer.h"
+#include "tools/model_tokenizer.h"
 #include "tools/progress.h"
 #include "tools/run_checkpoint.h"
 #include "tools/stop_signal.h"
@@ -43,8 +44,10 @@ class TrainingRun {
         stop_(stop),
         steps_are_chosen_(options.minutes == 0) {}
 
+  absl::Status OpenTokenizer();
   absl::Status OpenText();
   absl::Status MakeShardedModel();
+  absl::Status LoadModel();
   absl::Status MakeTrainer();
   absl::Status OpenFolder();
   absl::Status TakeChosenSteps();
@@ -64,8 +67,10 @@ class TrainingRun {
   const TrainOptions options_;
   const std::shared_ptr<Communicator> world_;
   const StopSignal& stop_;
-  const ByteTokenizer tokenizer_;
+  ModelTokenizer tokenizer_;
   std::string model_text_;
+  // Files of the model's folder that the finished run has too. Of rank 0.
+  std::map<std::string, std::string> side_files_;
   std::string folder_;
   std::optional<TextSplit> text_;
   std::shared_ptr<CausalLM> model_;

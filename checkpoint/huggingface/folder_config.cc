@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "checkpoint/huggingface/write_config.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
@@ -55,43 +56,19 @@ absl::StatusOr<std::optional<DType>> ReadDType(const Json& json) {
 
 // Known to every reader, or without a meaning for what is computed here.
 const std::set<std::string>& HarmlessKeys() {
-  static const std::set<std::string> keys = {"_name_or_path",
-                                             "add_cross_attention",
-                                             "architectures",
-                                             "bos_token_id",
-                                             "chunk_size_feed_forward",
-                                             "dtype",
-                                             "eos_token_id",
-                                             "id2label",
-                                             "is_decoder",
-                                             "is_encoder_decoder",
-                                             "label2id",
-                                             "layer_types",
-                                             "max_window_layers",
-                                             "n_ctx",
-                                             "output_attentions",
-                                             "output_hidden_states",
-                                             "pad_token_id",
-                                             "pretraining_tp",
-                                             "problem_type",
-                                             "reorder_and_upcast_attn",
-                                             "return_dict",
-                                             "rope_parameters",
-                                             "rope_scaling",
-                                             "rope_theta",
-                                             "sliding_window",
-                                             "summary_activation",
-                                             "summary_first_dropout",
-                                             "summary_proj_to_labels",
-                                             "summary_type",
-                                             "summary_use_proj",
-                                             "task_specific_params",
-                                             "tokenizer_class",
-                                             "torch_dtype",
-                                             "transformers.js_config",
-                                             "transformers_version",
-                                             "use_cache",
-                                             "use_sliding_window"};
+  static const std::set<std::string> keys = absl::StrSplit(
+      "_attn_implementation _model_name_or_path _name_or_path "
+      "add_cross_attention architectures bos_token_id "
+      "chunk_size_feed_forward dtype eos_token_id id2label is_decoder "
+      "is_encoder_decoder label2id layer_types max_window_layers n_ctx "
+      "output_attentions output_hidden_states pad_token_id pretraining_tp "
+      "problem_type reorder_and_upcast_attn return_dict rope_parameters "
+      "rope_scaling rope_theta sliding_window summary_activation "
+      "summary_first_dropout summary_proj_to_labels summary_type "
+      "summary_use_proj task_specific_params tokenizer_class torch_dtype "
+      "transformers.js_config transformers_version unk_token_id use_cache "
+      "use_sliding_window",
+      ' ');
   return keys;
 }
 

@@ -173,6 +173,15 @@ std::vector<FlagCase> ModelCases() {
       {{"--attention_dropout=0.2"}, gpt2, OtherConfig},
       {{"--attention_dropout=0.2"}, {}, OtherConfig},
       {{"--activation_checkpointing"}, {"--batch=32"}, SameModelLessMemory},
+      {{"--save_dtype=bf16"}, {}, OtherConfig},
+      {{"--max_shard_size=50KB"},
+       {},
+       [](const Seen& with, const Seen& without) {
+         const std::string index = "model.safetensors.index.json";
+         EXPECT_NE(with.File(index), "");
+         EXPECT_EQ(with.Model(), "");
+         EXPECT_EQ(without.File(index), "");
+       }},
   };
 }
 

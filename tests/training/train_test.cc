@@ -139,7 +139,9 @@ TEST_F(TrainTest, WrongInputEndsSoonAndSaysWhat) {
       {{"--text=" + Path("none.txt")}, "none.txt"},
       {{"--text=" + Path("short.txt")}, "has 9 tokens"},
       {{"--heads=5"}, "n_head"},
-      {{"--model=gpt5"}, "--model: wanted gpt2 or llama, got \"gpt5\""},
+      {{"--model=gpt5"},
+       "--model: wanted gpt2 or llama, or a folder with a config.json, got "
+       "\"gpt5\""},
       {{"--accumulate=4"}, "--accumulate: wanted a divisor of --batch = 6"},
       {{"--betas=0.9"}, "--betas: wanted two numbers"},
       {{"--lr=nan"}, "--lr"},

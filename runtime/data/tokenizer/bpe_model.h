@@ -19,7 +19,7 @@ namespace tessera {
 
 struct BpeOptions {
   // What a character becomes that is no token; none: it vanishes.
-  std::string unk_token;
+  std::string unk_token = {};
   // Neighbouring unknown characters become one unk.
   bool fuse_unk = false;
   // A character that is no token becomes its bytes, "<0x00>" to "<0xFF>", if
@@ -54,6 +54,8 @@ class BpeModel {
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
   size_t num_merges() const { return merges_.size(); }
+  // Whether the byte's character is a token. If not, the byte gives nothing.
+  bool HasByte(uint8_t byte) const { return byte_level_ids_[byte] != kNoToken; }
   // The first byte whose character is no token; -1 if all are.
   int FirstMissingByte() const;
 
