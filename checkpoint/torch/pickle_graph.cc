@@ -37,6 +37,11 @@ std::string PickleGlobal::ToString() const {
   return std::string(module) + "." + std::string(name);
 }
 
+int64_t PickleGraph::num_bytes() const {
+  return static_cast<int64_t>((words_.size() + persistent_.size()) *
+                              sizeof(uint64_t));
+}
+
 std::optional<bool> PickleGraph::Bool(PickleRef ref) const {
   if (ref.kind() == PickleKind::kTrue) return true;
   if (ref.kind() == PickleKind::kFalse) return false;

@@ -85,6 +85,8 @@ class PickleGraph {
   PickleRef root() const { return root_; }
   // Bytes of the text up to and with the STOP.
   size_t consumed() const { return consumed_; }
+  // Of memory, about.
+  int64_t num_bytes() const;
   const std::vector<PickleRef>& persistent() const { return persistent_; }
 
   // Readers of one value; of the wrong kind they give nothing.

@@ -1,6 +1,6 @@
 #include "checkpoint/torch/pickle_value.h"
 
-#include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -147,7 +147,8 @@ struct SameContent {
   }
   bool operator()(std::monostate) const { return true; }
   bool operator()(double value) const {
-    return std::memcmp(&value, other.As<double>(), sizeof(value)) == 0;
+    return std::bit_cast<uint64_t>(value) ==
+           std::bit_cast<uint64_t>(*other.As<double>());  // NaN, and -0.
   }
   bool operator()(const PickleBigInt& value) const {
     return value.bytes == other.As<PickleBigInt>()->bytes;

@@ -47,6 +47,7 @@ struct PickleOther {
 class PickleValue {
  public:
   PickleValue() = default;  // None.
+  // NOLINTBEGIN(google-explicit-constructor): literals are values.
   PickleValue(bool value) : data_(value) {}
   PickleValue(int value) : data_(int64_t{value}) {}
   PickleValue(int64_t value) : data_(value) {}
@@ -62,6 +63,7 @@ class PickleValue {
   PickleValue(PickleOther value) : data_(std::move(value)) {}
   PickleValue(Tensor tensor)
       : data_(std::make_shared<const Tensor>(std::move(tensor))) {}
+  // NOLINTEND(google-explicit-constructor)
 
   bool is_none() const { return std::holds_alternative<std::monostate>(data_); }
   // Null, or nothing, when the value is of another kind. AsNumber takes

@@ -203,9 +203,12 @@ absl::Status TorchFile::ReadBytes(const std::string& name, int64_t begin,
     const absl::Status status = CheckRecord(name, record);
     if (!status.ok()) return Annotate(status, where_);
   }
-  GatherElements(tensor, StorageBytes(container_, tensor.storage), begin,
-                 length, out);
+  GatherElements(tensor, StorageOf(*entry), begin, length, out);
   return absl::OkStatus();
+}
+
+std::string_view TorchFile::StorageOf(const TorchEntry& entry) const {
+  return StorageBytes(container_, entry.tensor.storage);
 }
 
 absl::StatusOr<Tensor> TorchFile::ReadElements(const std::string& name,

@@ -73,6 +73,9 @@ class TorchFile {
   absl::Status ReadBytes(const std::string& name, int64_t begin, int64_t length,
                          void* out) const;
 
+  // The bytes of the storage that a tensor is a window on.
+  std::string_view StorageOf(const TorchEntry& entry) const;
+
   // Everything that the file holds; tensors are loaded. Contiguous ones that
   // share a storage share it afterwards, and tensors of unknown element types
   // are PickleOther. An error when that would take more than ten times the

@@ -32,10 +32,10 @@ absl::StatusOr<int64_t> WriteArchive(NewFile& file, int64_t base,
   for (const Tensor& t : pickle.storages) sizes.push_back(t.num_bytes());
   TorchArchiveWriter archive(file, base, root);
   RETURN_IF_ERROR(archive.Start(pickle.text, sizes));
-  RETURN_IF_ERROR(Try([] { ComputeStream(CpuDevice()).Synchronize(); }));
   for (size_t i = 0; i < pickle.storages.size(); ++i) {
     const Tensor& tensor = pickle.storages[i];
     if (tensor.num_bytes() == 0) continue;
+    RETURN_IF_ERROR(Try([&] { ComputeStream(tensor.device()).Synchronize(); }));
     RETURN_IF_ERROR(archive.Append(i, tensor.data(), tensor.num_bytes()));
   }
   return archive.Finish();

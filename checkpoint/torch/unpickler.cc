@@ -29,9 +29,11 @@ class Unpickler {
     PickleOp code;
     const char* name;
     Handler handler;
-    int operand_bytes = 0;
+    int operand_bytes;
   };
 
+  static const Opcode kOpcodes[];
+  // By code; null where there is none.
   static const std::array<const Opcode*, 256>& Table();
   // Finds where the opcode at `at_` ends.
   absl::Status Measure();
@@ -88,59 +90,59 @@ class Unpickler {
   size_t frame_end_ = 0;  // 0: in no frame.
 };
 
+const Unpickler::Opcode Unpickler::kOpcodes[] = {
+    {PickleOp::kProtocol, "PROTO", &Unpickler::Protocol, 1},
+    {PickleOp::kFrame, "FRAME", &Unpickler::Frame, 8},
+    {PickleOp::kStop, "STOP", &Unpickler::Stop, 0},
+    {PickleOp::kNone, "NONE", &Unpickler::None, 0},
+    {PickleOp::kNewTrue, "NEWTRUE", &Unpickler::True, 0},
+    {PickleOp::kNewFalse, "NEWFALSE", &Unpickler::False, 0},
+    {PickleOp::kBinInt, "BININT", &Unpickler::Int, 4},
+    {PickleOp::kBinInt1, "BININT1", &Unpickler::Int, 1},
+    {PickleOp::kBinInt2, "BININT2", &Unpickler::Int, 2},
+    {PickleOp::kLong1, "LONG1", &Unpickler::Int, 0},
+    {PickleOp::kLong4, "LONG4", &Unpickler::Int, 0},
+    {PickleOp::kBinFloat, "BINFLOAT", &Unpickler::Float, 8},
+    {PickleOp::kBinUnicode, "BINUNICODE", &Unpickler::Unicode, 0},
+    {PickleOp::kShortBinUnicode, "SHORT_BINUNICODE", &Unpickler::Unicode, 0},
+    {PickleOp::kBinUnicode8, "BINUNICODE8", &Unpickler::Unicode, 0},
+    {PickleOp::kBinString, "BINSTRING", &Unpickler::OldString, 0},
+    {PickleOp::kShortBinString, "SHORT_BINSTRING", &Unpickler::OldString, 0},
+    {PickleOp::kBinBytes, "BINBYTES", &Unpickler::Bytes, 0},
+    {PickleOp::kShortBinBytes, "SHORT_BINBYTES", &Unpickler::Bytes, 0},
+    {PickleOp::kBinBytes8, "BINBYTES8", &Unpickler::Bytes, 0},
+    {PickleOp::kByteArray8, "BYTEARRAY8", &Unpickler::Bytes, 0},
+    {PickleOp::kGlobal, "GLOBAL", &Unpickler::Global, 0},
+    {PickleOp::kStackGlobal, "STACK_GLOBAL", &Unpickler::StackGlobal, 0},
+    {PickleOp::kBinPut, "BINPUT", &Unpickler::Put, 1},
+    {PickleOp::kLongBinPut, "LONG_BINPUT", &Unpickler::Put, 4},
+    {PickleOp::kBinGet, "BINGET", &Unpickler::Get, 1},
+    {PickleOp::kLongBinGet, "LONG_BINGET", &Unpickler::Get, 4},
+    {PickleOp::kMemoize, "MEMOIZE", &Unpickler::Memoize, 0},
+    {PickleOp::kMark, "MARK", &Unpickler::Mark, 0},
+    {PickleOp::kPop, "POP", &Unpickler::Pop, 0},
+    {PickleOp::kPopMark, "POP_MARK", &Unpickler::PopMark, 0},
+    {PickleOp::kDup, "DUP", &Unpickler::Dup, 0},
+    {PickleOp::kEmptyTuple, "EMPTY_TUPLE", &Unpickler::EmptyTuple, 0},
+    {PickleOp::kTuple1, "TUPLE1", &Unpickler::Tuple1, 0},
+    {PickleOp::kTuple2, "TUPLE2", &Unpickler::Tuple2, 0},
+    {PickleOp::kTuple3, "TUPLE3", &Unpickler::Tuple3, 0},
+    {PickleOp::kTuple, "TUPLE", &Unpickler::Tuple, 0},
+    {PickleOp::kEmptyList, "EMPTY_LIST", &Unpickler::EmptyList, 0},
+    {PickleOp::kEmptyDict, "EMPTY_DICT", &Unpickler::EmptyDict, 0},
+    {PickleOp::kEmptySet, "EMPTY_SET", &Unpickler::EmptySet, 0},
+    {PickleOp::kAppend, "APPEND", &Unpickler::Append, 0},
+    {PickleOp::kSetItem, "SETITEM", &Unpickler::SetItem, 0},
+    {PickleOp::kAppends, "APPENDS", &Unpickler::Appends, 0},
+    {PickleOp::kSetItems, "SETITEMS", &Unpickler::SetItems, 0},
+    {PickleOp::kAddItems, "ADDITEMS", &Unpickler::AddItems, 0},
+    {PickleOp::kReduce, "REDUCE", &Unpickler::Reduce, 0},
+    {PickleOp::kNewObject, "NEWOBJ", &Unpickler::NewObject, 0},
+    {PickleOp::kBuild, "BUILD", &Unpickler::Build, 0},
+    {PickleOp::kBinPersistentId, "BINPERSID", &Unpickler::Persistent, 0},
+};
+
 const std::array<const Unpickler::Opcode*, 256>& Unpickler::Table() {
-  using U = Unpickler;
-  static constexpr Opcode kOpcodes[] = {
-      {PickleOp::kProtocol, "PROTO", &U::Protocol, 1},
-      {PickleOp::kFrame, "FRAME", &U::Frame, 8},
-      {PickleOp::kStop, "STOP", &U::Stop},
-      {PickleOp::kNone, "NONE", &U::None},
-      {PickleOp::kNewTrue, "NEWTRUE", &U::True},
-      {PickleOp::kNewFalse, "NEWFALSE", &U::False},
-      {PickleOp::kBinInt, "BININT", &U::Int, 4},
-      {PickleOp::kBinInt1, "BININT1", &U::Int, 1},
-      {PickleOp::kBinInt2, "BININT2", &U::Int, 2},
-      {PickleOp::kLong1, "LONG1", &U::Int},
-      {PickleOp::kLong4, "LONG4", &U::Int},
-      {PickleOp::kBinFloat, "BINFLOAT", &U::Float, 8},
-      {PickleOp::kBinUnicode, "BINUNICODE", &U::Unicode},
-      {PickleOp::kShortBinUnicode, "SHORT_BINUNICODE", &U::Unicode},
-      {PickleOp::kBinUnicode8, "BINUNICODE8", &U::Unicode},
-      {PickleOp::kBinString, "BINSTRING", &U::OldString},
-      {PickleOp::kShortBinString, "SHORT_BINSTRING", &U::OldString},
-      {PickleOp::kBinBytes, "BINBYTES", &U::Bytes},
-      {PickleOp::kShortBinBytes, "SHORT_BINBYTES", &U::Bytes},
-      {PickleOp::kBinBytes8, "BINBYTES8", &U::Bytes},
-      {PickleOp::kByteArray8, "BYTEARRAY8", &U::Bytes},
-      {PickleOp::kGlobal, "GLOBAL", &U::Global},
-      {PickleOp::kStackGlobal, "STACK_GLOBAL", &U::StackGlobal},
-      {PickleOp::kBinPut, "BINPUT", &U::Put, 1},
-      {PickleOp::kLongBinPut, "LONG_BINPUT", &U::Put, 4},
-      {PickleOp::kBinGet, "BINGET", &U::Get, 1},
-      {PickleOp::kLongBinGet, "LONG_BINGET", &U::Get, 4},
-      {PickleOp::kMemoize, "MEMOIZE", &U::Memoize},
-      {PickleOp::kMark, "MARK", &U::Mark},
-      {PickleOp::kPop, "POP", &U::Pop},
-      {PickleOp::kPopMark, "POP_MARK", &U::PopMark},
-      {PickleOp::kDup, "DUP", &U::Dup},
-      {PickleOp::kEmptyTuple, "EMPTY_TUPLE", &U::EmptyTuple},
-      {PickleOp::kTuple1, "TUPLE1", &U::Tuple1},
-      {PickleOp::kTuple2, "TUPLE2", &U::Tuple2},
-      {PickleOp::kTuple3, "TUPLE3", &U::Tuple3},
-      {PickleOp::kTuple, "TUPLE", &U::Tuple},
-      {PickleOp::kEmptyList, "EMPTY_LIST", &U::EmptyList},
-      {PickleOp::kEmptyDict, "EMPTY_DICT", &U::EmptyDict},
-      {PickleOp::kEmptySet, "EMPTY_SET", &U::EmptySet},
-      {PickleOp::kAppend, "APPEND", &U::Append},
-      {PickleOp::kSetItem, "SETITEM", &U::SetItem},
-      {PickleOp::kAppends, "APPENDS", &U::Appends},
-      {PickleOp::kSetItems, "SETITEMS", &U::SetItems},
-      {PickleOp::kAddItems, "ADDITEMS", &U::AddItems},
-      {PickleOp::kReduce, "REDUCE", &U::Reduce},
-      {PickleOp::kNewObject, "NEWOBJ", &U::NewObject},
-      {PickleOp::kBuild, "BUILD", &U::Build},
-      {PickleOp::kBinPersistentId, "BINPERSID", &U::Persistent},
-  };
   static const std::array<const Opcode*, 256> kTable = [] {
     std::array<const Opcode*, 256> table = {};
     for (const Opcode& opcode : kOpcodes) {

@@ -1,21 +1,18 @@
 // Files that torch.save wrote read to the values that were saved. Walks every
 // file in a folder "torch" below $TESSERA_GOLDEN.
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
-#include "absl/strings/str_cat.h"
 #include "checkpoint/torch/torch_file.h"
 #include "checkpoint/torch/torch_writer.h"
 #include "runtime/data/file_io.h"
 #include "tests/formats/golden_files.h"
+#include "tests/formats/json_values.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tessera {
 namespace {
 
-using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr char kExpected[] = ".expected.safetensors";
@@ -24,48 +21,6 @@ std::vector<std::string> Files() {
   return GoldenPaths("torch", [](const std::string& path) {
     return fs::exists(path + kExpected);
   });
-}
-
-// What JSON says of a value: tuples are arrays there, and integers beyond 64
-// bits texts.
-::testing::AssertionResult Says(const Json& json, const PickleValue& value,
-                                const std::string& path) {
-  const auto differs = [&] {
-    return ::testing::AssertionFailure() << path << ": wanted " << json.dump()
-                                         << ", got " << value.Describe();
-  };
-  if (json.is_null()) {
-    return value.is_none() ? ::testing::AssertionSuccess() : differs();
-  }
-  if (json.is_array()) {
-    const PickleItems* items = value.AsItems();
-    if (items == nullptr || items->size() != json.size()) return differs();
-    for (size_t i = 0; i < json.size(); ++i) {
-      const auto result =
-          Says(json[i], (*items)[i], absl::StrCat(path, "/", i));
-      if (!result) return result;
-    }
-    return ::testing::AssertionSuccess();
-  }
-  if (json.is_object()) {
-    for (const auto& [key, wanted] : json.items()) {
-      const PickleValue* found = value.Find(key);
-      if (found == nullptr) return differs() << " without " << key;
-      const auto result = Says(wanted, *found, path + "/" + key);
-      if (!result) return result;
-    }
-    return ::testing::AssertionSuccess();
-  }
-  bool same = false;
-  if (json.is_boolean()) same = value.AsBool() == json.get<bool>();
-  if (json.is_number_integer()) same = value.AsInt() == json.get<int64_t>();
-  if (json.is_number_float()) same = value.AsNumber() == json.get<double>();
-  if (json.is_string()) {
-    const auto text = json.get<std::string>();
-    same = (value.AsString() != nullptr && *value.AsString() == text) ||
-           (value.As<PickleBigInt>() != nullptr && value.Describe() == text);
-  }
-  return same ? ::testing::AssertionSuccess() : differs();
 }
 
 class GoldenTorchTest : public ::testing::TestWithParam<std::string> {
@@ -126,12 +81,12 @@ TEST_P(GoldenTorchTest, HasTheValuesThatWereSaved) {
   const auto value = file_->ReadValue();
   ASSERT_OK(value);
   if (std::ifstream values(GetParam() + ".values.json"); values) {
-    EXPECT_TRUE(Says(Json::parse(values), *value, ""));
+    EXPECT_TRUE(JsonSays(Json::parse(values), *value, ""));
   }
   if (std::ifstream groups(GetParam() + ".param_groups.json"); groups) {
     ASSERT_NE(value->Find("param_groups"), nullptr);
     EXPECT_TRUE(
-        Says(Json::parse(groups), *value->Find("param_groups"), "groups"));
+        JsonSays(Json::parse(groups), *value->Find("param_groups"), "groups"));
   }
 }
 

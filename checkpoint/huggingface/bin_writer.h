@@ -1,0 +1,43 @@
+// Writes the weights of a model as files of torch: pytorch_model.bin, or
+// several and an index.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/tensor_spec.h"
+#include "checkpoint/torch/torch_writer.h"
+#include "runtime/tensor/tensor.h"
+
+namespace tessera {
+
+// Tensor by tensor, in any order; see SplitIntoShards for which file each goes
+// to. The index, or the one file, appears last.
+class BinWriter {
+ public:
+  // Makes `folder` if need be. `tensors` are all that will come.
+  static absl::StatusOr<BinWriter> Create(
+      const std::string& folder, const std::vector<TensorSpec>& tensors,
+      int64_t max_shard_bytes);
+
+  // The whole tensor, contiguous, on a CPU.
+  absl::Status Write(const std::string& name, const Tensor& tensor);
+  // Every tensor must have been written.
+  absl::Status Finish();
+
+ private:
+  explicit BinWriter(std::string folder) : folder_(std::move(folder)) {}
+
+  std::string folder_;
+  std::vector<TorchWriter> files_;
+  std::map<std::string, size_t> file_of_;       // By tensor.
+  std::map<std::string, std::string> weights_;  // Tensor to file name.
+  int64_t num_bytes_ = 0;
+  int64_t num_elements_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,431 @@
+// Files of tensors: what is written comes back, and what is wrong with one of
+// others is said.
+#include "checkpoint/torch/torch_file.h"
+
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/torch/pickler.h"
+#include "checkpoint/torch/torch_archive_writer.h"
+#include "checkpoint/torch/torch_pickle.h"
+#include "checkpoint/torch/torch_weights.h"
+#include "checkpoint/torch/torch_writer.h"
+#include "runtime/data/file_io.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+std::string TestPath(const std::string& name) {
+  return testing::TempDir() + "/" + name;
+}
+
+// Six floats 0..5 as the one storage "0" of a file with this pickle.
+std::string MakeFile(const std::string& pickle,
+                     const std::string& name = "made.bin") {
+  const std::string path = TestPath(name);
+  auto file = NewFile::Create(path);
+  EXPECT_OK(file);
+  TorchArchiveWriter archive(*file, 0, "made");
+  const float values[] = {0, 1, 2, 3, 4, 5};
+  EXPECT_OK(archive.Start(pickle, {sizeof(values)}));
+  EXPECT_OK(archive.Append(0, values, sizeof(values)));
+  EXPECT_OK(archive.Finish());
+  EXPECT_OK(file->Commit());
+  return path;
+}
+
+struct Window {
+  std::string function = "_rebuild_tensor_v2";
+  std::string storage = "FloatStorage";
+  std::string key = "0";
+  std::string location = "cpu";
+  int64_t num_elements = 6;
+  int64_t offset = 0;
+  Dims sizes = {6};
+  Dims strides = {1};
+};
+
+void Put(Pickler& p, const Window& window) {
+  p.Global("torch._utils", window.function);
+  p.Mark();
+  p.Mark();
+  p.Text("storage");
+  p.Global("torch", window.storage);
+  p.Text(window.key);
+  p.Text(window.location);
+  p.Int(window.num_elements);
+  p.Tuple();
+  p.PersistentId();
+  p.Int(window.offset);
+  p.IntTuple(window.sizes);
+  p.IntTuple(window.strides);
+  p.Bool(false);
+  p.None();
+  p.Tuple();
+  p.Reduce();
+}
+
+std::string PickleOf(const Window& window) {
+  Pickler p;
+  Put(p, window);
+  return p.Finish();
+}
+
+std::string ErrorOf(const std::string& path) {
+  const auto file = TorchFile::Open(path);
+  return file.ok() ? "no error" : file.status().ToString();
+}
+
+TEST(TorchFileTest, ResolvesStrides) {
+  const auto read = [](const Window& window) {
+    const auto file = TorchFile::Open(MakeFile(PickleOf(window)));
+    EXPECT_OK(file);
+    return file->Read("")->ToVector<float>();
+  };
+  EXPECT_THAT(read({.sizes = {2, 3}, .strides = {3, 1}}),
+              ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_THAT(read({.sizes = {3, 2}, .strides = {1, 3}}),
+              ElementsAre(0, 3, 1, 4, 2, 5));
+  EXPECT_THAT(read({.offset = 1, .sizes = {2, 2}, .strides = {2, 1}}),
+              ElementsAre(1, 2, 3, 4));
+  EXPECT_THAT(read({.sizes = {2, 3}, .strides = {0, 2}}),
+              ElementsAre(0, 2, 4, 0, 2, 4));
+  EXPECT_THAT(read({.offset = 5, .sizes = {}, .strides = {}}), ElementsAre(5));
+  EXPECT_THAT(read({.offset = 9, .sizes = {0}, .strides = {9}}), ElementsAre());
+}
+
+TEST(TorchFileTest, EverySliceOfAStridedTensorIsAPartOfIt) {
+  const Window window{.sizes = {3, 1, 2}, .strides = {1, 7, 3}};
+  const auto file = TorchFile::Open(MakeFile(PickleOf(window)));
+  ASSERT_OK(file);
+  const std::vector<float> whole = file->Read("")->ToVector<float>();
+  for (int64_t begin = 0; begin <= 6; ++begin) {
+    for (int64_t length = 0; length <= 6 - begin; ++length) {
+      const auto slice = file->ReadElements("", begin, length);
+      ASSERT_OK(slice);
+      EXPECT_EQ(slice->ToVector<float>(),
+                std::vector<float>(whole.begin() + begin,
+                                   whole.begin() + begin + length));
+    }
+  }
+  EXPECT_EQ(file->ReadRows("", 1, 2)->shape(), Shape({2, 1, 2}));
+  EXPECT_THAT(file->ReadElements("", 4, 3), StatusIs(Code::kOutOfRange, "3"));
+  EXPECT_THAT(file->ReadElements("", -1, 1), StatusIs(Code::kOutOfRange, "-1"));
+  EXPECT_THAT(file->ReadRows("", 2, 2), StatusIs(Code::kOutOfRange, "2 rows"));
+  EXPECT_THAT(file->Read("x"), StatusIs(Code::kNotFound, "no tensor \"x\""));
+}
+
+TEST(TorchFileTest, RefusesWindowsThatReachOverTheirStorage) {
+  const std::vector<std::pair<Window, std::string>> cases = {
+      {{.offset = 1}, "reaches over the end of its storage \"0\" of 6"},
+      {{.sizes = {7}}, "reaches over the end"},
+      {{.sizes = {2, 3}, .strides = {4, 1}}, "reaches over the end"},
+      {{.sizes = {2}, .strides = {int64_t{1} << 62}}, "reaches over the end"},
+      {{.sizes = {3}, .strides = {int64_t{1} << 62}}, "reaches over the end"},
+      {{.offset = -1}, "wanted an offset that is no less than 0, got -1"},
+      {{.sizes = {-1}}, "a size that is no less than 0"},
+      {{.strides = {-1}}, "a stride that is no less than 0"},
+      {{.sizes = {6}, .strides = {1, 1}}, "1 dimensions with 2 strides"},
+      {{.sizes = {1 << 30, 1 << 30, 1 << 30}, .strides = {0, 0, 0}},
+       "overflows 63 bits"},
+      {{.sizes = {1 << 30, 1 << 30, 1 << 30, 0}, .strides = {0, 0, 0, 0}},
+       "overflows 63 bits"},
+      {{.sizes = {1 << 30}, .strides = {0}}, "ten times the file's size"},
+      {{.num_elements = 5}, "has 24 bytes, the pickle says 20"},
+      {{.num_elements = int64_t{1} << 62}, "overflows 63 bits"},
+      {{.storage = "DoubleStorage"}, "has 24 bytes, the pickle says 48"},
+      {{.key = "1"}, "has no \"made/data/1\""},
+      {{.location = "meta"}, "without data"},
+      {{.function = "_rebuild_tensor_v3"}, "wants 7 arguments, got 6"},
+      {{.storage = "float32"}, "wanted a storage class, got torch.float32"},
+      {{.storage = "QInt8Storage"}, "torch.QInt8Storage is not supported"}};
+  for (const auto& [window, reason] : cases) {
+    const std::string path = MakeFile(PickleOf(window));
+    EXPECT_THAT(ErrorOf(path), HasSubstr(reason));
+    EXPECT_THAT(ErrorOf(path), HasSubstr(path));
+  }
+}
+
+TEST(TorchFileTest, RefusesOneStorageWithTwoTypes) {
+  Pickler p;
+  p.EmptyList();
+  p.Mark();
+  Put(p, {});
+  Put(p, {.storage = "IntStorage"});
+  p.Appends();
+  EXPECT_THAT(ErrorOf(MakeFile(p.Finish())), HasSubstr("used with two types"));
+}
+
+TEST(TorchFileTest, ReadsUntypedStoragesAndParameters) {
+  Pickler p;
+  p.Global("torch._utils", "_rebuild_parameter");
+  p.Mark();
+  p.Global("torch._utils", "_rebuild_tensor_v3");
+  p.Mark();
+  p.Mark();
+  p.Text("storage");
+  p.Global("torch.storage", "UntypedStorage");
+  p.Text("0");
+  p.Text("cpu");
+  p.Int(24);
+  p.Tuple();
+  p.PersistentId();
+  p.Int(2);
+  p.IntTuple(Dims{10});
+  p.IntTuple(Dims{1});
+  p.Bool(false);
+  p.None();
+  p.Global("torch", "uint16");
+  p.Tuple();
+  p.Reduce();
+  p.Bool(true);
+  p.None();
+  p.Tuple();
+  p.Reduce();
+  const auto file = TorchFile::Open(MakeFile(p.Finish()));
+  ASSERT_OK(file);
+  const TorchTensor& tensor = file->entries()[0].tensor;
+  EXPECT_EQ(tensor.type->name, "uint16");
+  EXPECT_TRUE(tensor.is_parameter);
+  EXPECT_TRUE(tensor.requires_grad);
+  EXPECT_THAT(file->Read(""),
+              StatusIs(Code::kUnimplemented, "no tensors of uint16"));
+  uint16_t halves[2];  // Of 1.0f, the second element.
+  ASSERT_OK(file->ReadBytes("", 0, 2, halves));
+  EXPECT_THAT(halves, ElementsAre(0, 0x3f80));
+  const auto value = file->ReadValue();
+  ASSERT_OK(value);
+  EXPECT_EQ(value->Describe(), "a tensor uint16 [10]");
+}
+
+TEST(TorchFileTest, NamesTensorsByWhereTheyStand) {
+  Pickler p;
+  p.EmptyDict();
+  p.Mark();
+  p.Text("state");
+  p.EmptyDict();
+  p.Mark();
+  p.Int(0);
+  Put(p, {});
+  p.SetItems();
+  p.Text("list");
+  p.EmptyList();
+  p.Mark();
+  p.None();
+  Put(p, {});
+  p.Appends();
+  p.SetItems();
+  const auto file = TorchFile::Open(MakeFile(p.Finish()));
+  ASSERT_OK(file);
+  EXPECT_THAT(file->names(), ElementsAre("state/0", "list/1"));
+  EXPECT_THAT(
+      file->CheckStateDict(),
+      StatusIs(Code::kInvalidArgument, "the key \"state\" with a dict"));
+}
+
+TEST(TorchFileTest, AStateDictHasEachNameOnce) {
+  Pickler p;
+  p.EmptyDict();
+  p.Mark();
+  for (int i = 0; i < 2; ++i) {
+    p.Text("w");
+    Put(p, {});
+  }
+  p.SetItems();
+  EXPECT_THAT(ErrorOf(MakeFile(p.Finish())),
+              HasSubstr("tensor \"w\" stands twice"));
+  EXPECT_THAT(TorchFile::Open(MakeFile(PickleOf({})))->CheckStateDict(),
+              StatusIs(Code::kInvalidArgument, "wanted a dictionary"));
+}
+
+TEST(TorchFileTest, ValuesThatSayTheSameAgainAndAgainAreRefused) {
+  // A list of 40 lists of ... of 40 numbers: 40^8 of them in 700 bytes.
+  std::string pickle = "\x80\x02(K\x01";
+  for (char depth = 0; depth < 8; ++depth) {
+    const std::string before = std::string("h") + depth;
+    pickle += std::string("q") + depth + "](";
+    for (int i = 0; i < 40; ++i) pickle += before;
+    pickle += "e";
+  }
+  const auto file = TorchFile::Open(MakeFile(pickle + "t."));
+  EXPECT_THAT(file,
+              StatusIs(Code::kResourceExhausted, "ten times the file's size"));
+}
+
+TEST(TorchFileTest, AListThatHoldsItselfIsRefused) {
+  EXPECT_THAT(ErrorOf(MakeFile(std::string("\x80\x02]q\0h\0a.", 9))),
+              HasSubstr("nested deeper than 64 levels"));
+}
+
+TEST(TorchFileTest, SaysWhatAFileIsInstead) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"", "it is empty"},
+      {"<!DOCTYPE html>", "page of HTML"},
+      {"version https://git-lfs.github.com", "git lfs pull"},
+      {"PYTORCH1", "preview"},
+      {std::string("\x08\0\0\0\0\0\0\0{}      ", 16), "safetensors"},
+      {"other", "it starts with \"other\""},
+      {std::string("PK\x03\x04 and no more"), "truncated"},
+      {std::string(257, '\0') + "ustar", "tar file"}};
+  for (const auto& [bytes, reason] : cases) {
+    const std::string path = TestPath("other.bin");
+    ASSERT_OK(WriteFile(path, bytes));
+    EXPECT_THAT(ErrorOf(path), HasSubstr(reason));
+  }
+  EXPECT_THAT(TorchFile::Open(TestPath("absent")),
+              StatusIs(Code::kNotFound, "absent"));
+}
+
+TEST(TorchFileTest, ChecksumsAreCompared) {
+  const std::string path = MakeFile(PickleOf({}));
+  std::string bytes = *ReadFile(path);
+  const float five = 5;
+  bytes[bytes.find(std::string(reinterpret_cast<const char*>(&five), 4))] ^= 1;
+  ASSERT_OK(WriteFile(path, bytes));
+  const auto file = TorchFile::Open(path);
+  ASSERT_OK(file);
+  EXPECT_THAT(file->Read(""), StatusIs(Code::kDataLoss, "the CRC of its 24"));
+  EXPECT_THAT(file->Verify(), StatusIs(Code::kDataLoss, path));
+  EXPECT_THAT(file->ReadValue(), StatusIs(Code::kDataLoss, "CRC"));
+  const auto unverified = TorchFile::Open(path, {.verify = false});
+  ASSERT_OK(unverified);
+  EXPECT_OK(unverified->Read(""));
+}
+
+TEST(TorchWriterTest, StateDictsComeBackBitForBit) {
+  const std::string path = TestPath("state.dict.bin");
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < kNumDTypes; ++i) {
+    specs.push_back({absl::StrCat("w.", i), static_cast<DType>(i), {2, 3}});
+  }
+  specs.push_back({"scalar", DType::kFloat32, {}});
+  specs.push_back({"empty", DType::kFloat32, {3, 0}});
+  auto writer = TorchWriter::Create(path, specs);
+  ASSERT_OK(writer);
+  const std::vector<uint8_t> bytes(48, 1);
+  for (const TensorSpec& spec : specs) {
+    ASSERT_OK(
+        writer->Write(spec.name, Tensor::FromBytes(bytes.data(), spec.shape,
+                                                   {spec.dtype, CpuDevice()})));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+  ASSERT_OK(writer->Finish());
+  const auto weights = OpenTorchWeights(path);
+  ASSERT_OK(weights);
+  EXPECT_EQ((*weights)->weights().size(), specs.size());
+  for (const TensorSpec& spec : specs) {
+    const WeightInfo& info = (*weights)->weights().at(spec.name);
+    EXPECT_EQ(info.dtype, spec.dtype);
+    EXPECT_EQ(info.shape, spec.shape);
+    EXPECT_EQ(info.path, path);
+    const auto tensor = (*weights)->ReadElements(
+        spec.name, 0, spec.shape.num_elements(), CpuDevice());
+    ASSERT_OK(tensor);
+    EXPECT_EQ(std::memcmp(tensor->data(), bytes.data(), tensor->num_bytes()),
+              0);
+  }
+  EXPECT_THAT((*weights)->ReadElements("w.9", 0, 1, CpuDevice()),
+              StatusIs(Code::kNotFound, "w.9"));
+}
+
+TEST(TorchWriterTest, PiecesComeInOrder) {
+  const std::string path = TestPath("pieces.bin");
+  const auto piece = [](std::vector<float> values) {
+    const auto n = static_cast<int64_t>(values.size());
+    return Tensor::FromVector(values, Shape{n});
+  };
+  auto writer = TorchWriter::Create(
+      path, {{"a", DType::kFloat32, {4}}, {"b", DType::kFloat32, {1}}});
+  ASSERT_OK(writer);
+  ASSERT_OK(writer->WriteElements("a", 0, piece({0, 1})));
+  ASSERT_OK(writer->WriteElements("b", 0, piece({9})));
+  EXPECT_THAT(writer->WriteElements("a", 3, piece({3})),
+              StatusIs(Code::kInvalidArgument, "2 elements written"));
+  EXPECT_THAT(writer->WriteElements("a", 2, piece({2, 3, 4})),
+              StatusIs(Code::kInvalidArgument, "announced as float32 [4]"));
+  EXPECT_THAT(writer->WriteElements("c", 0, piece({2})),
+              StatusIs(Code::kNotFound, "\"c\": was not announced"));
+  EXPECT_THAT(writer->Write("a", piece({0})),
+              StatusIs(Code::kInvalidArgument, "announced as [4]"));
+  EXPECT_THAT(writer->Finish(), StatusIs(Code::kFailedPrecondition,
+                                         "\"a\": wrote 8 of 16 bytes"));
+  ASSERT_OK(writer->WriteElements("a", 2, piece({2, 3})));
+  ASSERT_OK(writer->Finish());
+  EXPECT_THAT(TorchFile::Open(path)->Read("a")->ToVector<float>(),
+              ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(TorchWriter::Create(
+                  path, {{"a", DType::kBool, {1}}, {"a", DType::kBool, {1}}})
+                  .status(),
+              StatusIs(Code::kInvalidArgument, "stands twice"));
+}
+
+TEST(TorchWriterTest, TiedTensorsStayTiedAndViewsDragNothingAlong) {
+  const std::string path = TestPath("tied.bin");
+  const Tensor flat =
+      Tensor::FromVector(std::vector<float>(1 << 18, 1.5f), Shape{1 << 18});
+  const Tensor view = flat.Narrow(0, 100, 10);
+  const PickleDict dict = {
+      {"a", view}, {"b", view}, {"t", view.Reshape({2, 5}).Transpose(0, 1)}};
+  ASSERT_OK(WriteTorchFile(path, dict));
+  EXPECT_LT(std::filesystem::file_size(path), 4096u);
+  const auto value = TorchFile::Open(path)->ReadValue();
+  ASSERT_OK(value);
+  const Tensor* a = value->Find("a")->AsTensor();
+  const Tensor* b = value->Find("b")->AsTensor();
+  EXPECT_EQ(a->storage(), b->storage());
+  EXPECT_NE(a->storage(), value->Find("t")->AsTensor()->storage());
+  EXPECT_TRUE(*value == PickleValue(dict));
+}
+
+TEST(TorchWriterTest, WritesOnlyWhatTorchTakes) {
+  const std::string path = TestPath("refused.bin");
+  for (const PickleValue& value :
+       {PickleValue(PickleBytes{"x"}), PickleValue(PickleSet{}),
+        PickleValue(PickleOther{"torch.float32"})}) {
+    EXPECT_THAT(WriteTorchFile(path, PickleList{{value}}),
+                StatusIs(Code::kInvalidArgument, "cannot write"));
+  }
+  PickleValue deep;
+  for (int i = 0; i < 70; ++i) deep = PickleList{{deep}};
+  EXPECT_THAT(WriteTorchFile(path, deep),
+              StatusIs(Code::kInvalidArgument, "nested deeper"));
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(PickleValueTest, SaysItsKindAndContent) {
+  const PickleValue value = PickleDict{{"i", 3}, {2, 0.5}, {"s", "text"}};
+  EXPECT_EQ(value.Find("i")->AsInt(), 3);
+  EXPECT_EQ(value.Find("i")->AsNumber(), 3.0);
+  EXPECT_EQ(value.Find(2)->AsNumber(), 0.5);
+  EXPECT_EQ(value.Find(2)->AsInt(), std::nullopt);
+  EXPECT_EQ(*value.Find("s")->AsString(), "text");
+  EXPECT_EQ(value.Find("none"), nullptr);
+  EXPECT_EQ(value.Describe(), "a dict of 3");
+  EXPECT_TRUE(PickleValue().is_none());
+  EXPECT_EQ(PickleValue(true).AsBool(), true);
+  EXPECT_EQ(PickleValue(true).AsInt(), std::nullopt);
+  EXPECT_FALSE(PickleValue(1) == PickleValue(1.0));
+  EXPECT_FALSE(PickleValue(PickleList{{1}}) == PickleValue(PickleTuple{{1}}));
+  EXPECT_TRUE(PickleValue(PickleList{{1}}) == PickleValue(PickleList{{1}}));
+}
+
+TEST(PickleValueTest, BigIntegersAreDecimal) {
+  const auto text = [](const std::string& bytes) {
+    return PickleBigInt{bytes}.ToString();
+  };
+  EXPECT_EQ(text(""), "0");
+  EXPECT_EQ(text(std::string("\0\0\0\0\0\0\0\0\x40", 9)),
+            "1180591620717411303424");
+  EXPECT_EQ(text(std::string("\0\0\0\0\0\0\0\0\xc0", 9)),
+            "-1180591620717411303424");
+  EXPECT_EQ(text("\xff"), "-1");
+  EXPECT_EQ(text(std::string("\xff\0", 2)), "255");
+}
+
+}  // namespace
+}  // namespace tessera
