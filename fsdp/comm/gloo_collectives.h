@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/gloo_communicator.h"
 #include "fsdp/comm/gloo_mesh.h"
 #include "fsdp/comm/host_communicator.h"
 #include "fsdp/comm/staging_plan.h"
@@ -53,14 +54,15 @@ class GlooScratch {
 // getting its own of everybody's, and the sum along the tree on the spot.
 class GlooCommunicator final : public HostCommunicator {
  public:
-  // `mesh` carries greetings of sizeof(GlooGreeting).
+  // `mesh` carries greetings of sizeof(GlooGreeting). `make_group` may be null.
   GlooCommunicator(std::shared_ptr<Store> store, std::string id,
                    const CommunicatorGroup& group, const WaitOptions& wait,
-                   std::unique_ptr<GlooMesh> mesh)
+                   std::unique_ptr<GlooMesh> mesh, MakeGroup make_group)
       : HostCommunicator(group, wait),
         store_(std::move(store)),
         id_(std::move(id)),
-        mesh_(std::move(mesh)) {}
+        mesh_(std::move(mesh)),
+        make_group_(std::move(make_group)) {}
   ~GlooCommunicator() override { store_->RemoveListener(listener_); }
 
   const char* name() const override { return "gloo"; }
@@ -140,9 +142,13 @@ class GlooCommunicator final : public HostCommunicator {
   absl::Status BroadcastInGreetings(const CollectiveHeader& header,
                                     std::span<const TensorMemory> tensors,
                                     int root, const StagingRound& plan);
-  absl::Status ReduceSmall(const CollectiveHeader& header,
+  std::vector<ReceiveMessage> WholeFromOthers(const TensorMemory& tensor,
+                                              char* scratch) const;
+  // `receives` are those, or none when they are expected.
+  absl::Status ReduceWhole(const CollectiveHeader& header,
                            const TensorMemory& tensor,
-                           const Reduction& reduction, char* scratch);
+                           const Reduction& reduction, char* scratch,
+                           std::span<const ReceiveMessage> receives);
   absl::Status ReduceLarge(const CollectiveHeader& header,
                            const TensorMemory& tensor,
                            const Reduction& reduction, char* scratch);
@@ -153,6 +159,7 @@ class GlooCommunicator final : public HostCommunicator {
   const std::shared_ptr<Store> store_;
   const std::string id_;
   const std::unique_ptr<GlooMesh> mesh_;
+  const MakeGroup make_group_;
   int listener_ = -1;
   int num_splits_ = 0;
 };

@@ -34,8 +34,9 @@ absl::StatusOr<std::shared_ptr<Communicator>> GlooCommunicator::Split(
     const std::vector<int>& members, const std::string& group_name) {
   RETURN_IF_ERROR(AgreeOnSplit(*this, members, group_name));
   const std::string id = absl::StrCat(id_, "/", num_splits_++, ".", members[0]);
-  return MakeGlooCommunicator(
-      store_, MakeSubgroup(group(), members, group_name), id, wait());
+  const CommunicatorGroup part = MakeSubgroup(group(), members, group_name);
+  if (make_group_ != nullptr) return make_group_(part, id);
+  return MakeGlooCommunicator(store_, part, id, wait());
 }
 
 absl::Status GlooCommunicator::Meet(const CollectiveHeader& header,
@@ -244,14 +245,15 @@ absl::Status GlooCommunicator::RunAllocateBuffer(
 
 absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
     std::shared_ptr<Store> store, const CommunicatorGroup& group,
-    const std::string& id, const WaitOptions& wait) {
+    const std::string& id, const WaitOptions& wait, MakeGroup make_group) {
   StoreMeeting meeting(*store, group, id);
   absl::StatusOr<std::unique_ptr<GlooMesh>> mesh =
       GlooMesh::Connect(store, group, id, wait, sizeof(GlooGreeting));
   // Nobody may let go of the group while others still connect to it.
   RETURN_IF_ERROR(meeting.Agree("connected", mesh.status()));
   auto communicator = std::make_shared<GlooCommunicator>(
-      std::move(store), id, group, wait, *std::move(mesh));
+      std::move(store), id, group, wait, *std::move(mesh),
+      std::move(make_group));
   communicator->Listen();
   return std::shared_ptr<Communicator>(std::move(communicator));
 }

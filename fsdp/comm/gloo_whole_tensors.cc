@@ -14,8 +14,15 @@ namespace {
 
 // What is received before it is summed passes through this much memory.
 constexpr int64_t kScratchBytes = 4 << 20;
-// All-reduces up to this size are summed by every rank.
-constexpr int64_t kSmallReduceBytes = 32 << 10;
+// Up to this many received bytes a sum is taken by every rank.
+constexpr int64_t kSmallReduceBytes = 64 << 10;
+
+// Whether every rank gets every other's whole tensor, and sums it: one exchange
+// in place of two, and between two ranks no more bytes.
+bool IsExchangedWhole(const TensorMemory& tensor, int world_size) {
+  return tensor.num_bytes() * world_size <=
+         (world_size == 2 ? kScratchBytes : kSmallReduceBytes);
+}
 
 std::vector<int64_t> SizesOf(std::span<const TensorMemory> tensors) {
   std::vector<int64_t> sizes;
@@ -34,7 +41,7 @@ int64_t ElementsAtOnce(const TensorMemory& tensor, int world_size) {
 }
 
 int64_t ScratchFor(const TensorMemory& tensor, int world_size) {
-  if (tensor.num_bytes() <= kSmallReduceBytes) {
+  if (IsExchangedWhole(tensor, world_size)) {
     return tensor.num_bytes() * world_size;
   }
   return ElementsAtOnce(tensor, world_size) * ElementBytes(tensor.dtype) *
@@ -85,19 +92,26 @@ absl::Status GlooCommunicator::BroadcastInGreetings(
   return absl::OkStatus();
 }
 
-absl::Status GlooCommunicator::ReduceSmall(const CollectiveHeader& header,
-                                           const TensorMemory& tensor,
-                                           const Reduction& reduction,
-                                           char* scratch) {
+std::vector<ReceiveMessage> GlooCommunicator::WholeFromOthers(
+    const TensorMemory& tensor, char* scratch) const {
+  std::vector<ReceiveMessage> receives;
+  for (int r = 0; r < world_size(); ++r) {
+    const int64_t n = tensor.num_bytes();
+    if (IsOther(r)) receives.push_back({r, scratch + r * n, n});
+  }
+  return receives;
+}
+
+absl::Status GlooCommunicator::ReduceWhole(
+    const CollectiveHeader& header, const TensorMemory& tensor,
+    const Reduction& reduction, char* scratch,
+    std::span<const ReceiveMessage> receives) {
   const int64_t n = tensor.num_bytes();
   std::vector<SendMessage> sends;
-  std::vector<ReceiveMessage> receives;
   std::vector<const void*> inputs(world_size());
   for (int r = 0; r < world_size(); ++r) {
     inputs[r] = IsOther(r) ? scratch + r * n : tensor.data;
-    if (!IsOther(r)) continue;
-    sends.push_back({r, tensor.data, n});
-    receives.push_back({r, scratch + r * n, n});
+    if (IsOther(r)) sends.push_back({r, tensor.data, n});
   }
   RETURN_IF_ERROR(mesh_->Exchange(Describe(header), sends, receives));
   ReduceTree({.inputs = inputs,
@@ -188,13 +202,26 @@ absl::Status GlooCommunicator::RunAllReduce(
   std::unique_ptr<GlooScratch> scratch;
   const absl::Status room =
       Try([&] { scratch = std::make_unique<GlooScratch>(scratch_bytes); });
+  // The first exchange may be expected.
+  const bool expects =
+      room.ok() && IsExchangedWhole(tensors.front(), world_size());
+  if (expects) {
+    RETURN_IF_ERROR(
+        mesh_->Expect(WholeFromOthers(tensors.front(), scratch->data())));
+  }
   RETURN_IF_ERROR(Meet(header, "", room));
   for (const TensorMemory& tensor : tensors) {
     if (tensor.num_elements == 0) continue;
+    if (!IsExchangedWhole(tensor, world_size())) {
+      RETURN_IF_ERROR(ReduceLarge(header, tensor, reduction, scratch->data()));
+      continue;
+    }
+    std::vector<ReceiveMessage> receives;
+    if (!expects || &tensor != &tensors.front()) {
+      receives = WholeFromOthers(tensor, scratch->data());
+    }
     RETURN_IF_ERROR(
-        tensor.num_bytes() <= kSmallReduceBytes
-            ? ReduceSmall(header, tensor, reduction, scratch->data())
-            : ReduceLarge(header, tensor, reduction, scratch->data()));
+        ReduceWhole(header, tensor, reduction, scratch->data(), receives));
   }
   return absl::OkStatus();
 }

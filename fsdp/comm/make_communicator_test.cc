@@ -9,7 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "fsdp/comm/store_server.h"
+#include "fsdp/device_mesh.h"
 #include "gtest/gtest.h"
 #include "tests/testing/status_matchers.h"
 
@@ -59,6 +61,60 @@ TEST(MakeCommunicatorTest, AutomaticSharesMemoryOnOneHost) {
     ASSERT_OK(got);
     EXPECT_EQ(*got, "shared_memory");
   }
+}
+
+std::string NameOf(const std::shared_ptr<Communicator>& comm) {
+  return comm == nullptr ? "none" : comm->name();
+}
+
+// The axes of a mesh of four ranks, of which `host` says where they are; each
+// axis is used. All ranks have the same.
+std::string NamesOfAxes(const std::string& shape, const KindOfRank& host,
+                        const std::string& kind = "auto") {
+  auto server = *StoreServer::Listen({.world_size = 4});
+  server->Serve();
+  std::vector<std::string> names(4);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto store = *Store::Connect(
+          {.port = server->port(), .rank = rank, .world_size = 4});
+      const auto world = MakeCommunicator(
+          store, {.kind = kind, .host = host(rank), .wait = {}});
+      ASSERT_OK(world);
+      const auto mesh = DeviceMesh::Create(*world, *ParseMeshShape(shape));
+      ASSERT_OK(mesh);
+      const auto& shard = (*mesh)->shard();
+      const auto& replicate = (*mesh)->replicate();
+      for (const auto& comm : {*world, shard, replicate}) {
+        if (comm == nullptr) continue;
+        const auto bytes = comm->AllGatherBytes(std::to_string(rank), "test");
+        ASSERT_OK(bytes);
+        EXPECT_EQ(bytes->at(comm->rank()), std::to_string(rank));
+      }
+      names[rank] = absl::StrCat(NameOf(*world), ", shard ", NameOf(shard),
+                                 ", replicate ", NameOf(replicate));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& name : names) EXPECT_EQ(name, names[0]);
+  return names[0];
+}
+
+// Ranks 0 and 1 on one host, 2 and 3 on another.
+TEST(MakeCommunicatorTest, EachAxisOfAMeshIsChosenByItself) {
+  const auto host = [](int rank) { return rank < 2 ? "left" : "right"; };
+  EXPECT_EQ(NamesOfAxes("2x2", host),
+            "gloo, shard shared_memory, replicate gloo");
+  EXPECT_EQ(NamesOfAxes("1x4", host), "gloo, shard gloo, replicate none");
+  EXPECT_EQ(NamesOfAxes("2x2", host, "gloo"),
+            "gloo, shard gloo, replicate gloo");
+  // Across hosts instead.
+  EXPECT_EQ(NamesOfAxes(
+                "2x2", [](int rank) { return rank % 2 == 0 ? "even" : "odd"; }),
+            "gloo, shard gloo, replicate shared_memory");
+  EXPECT_EQ(NamesOfAxes("2x2", [](int) { return ""; }),
+            "shared_memory, shard shared_memory, replicate shared_memory");
 }
 
 TEST(MakeCommunicatorTest, OneRanksMistakeIsEverybodysError) {
