@@ -1,4 +1,6 @@
-// Times collectives, in the columns of nccl-tests:
+// Times collectives, in the columns of nccl-tests: sums of float32, sizes of
+// the whole tensors, bus bandwidth by nccl-tests' factors. peers/torch_gloo.py
+// prints the same of torch, and compare_collectives sets them side by side.
 //
 //   bazel run -c opt //tools/bench:collectives -- --ranks=2
 //       --comm=thread,shared_memory,gloo --bytes=65536,29360128
@@ -66,7 +68,8 @@ class Bench {
   }
 
   Tensor Plain(int64_t num_bytes) const {
-    return Tensor::FromVector(std::vector<float>(num_bytes / 4, 1.f),
+    // Zeros: sums stay what they are however often they are taken.
+    return Tensor::FromVector(std::vector<float>(num_bytes / 4),
                               {num_bytes / 4});
   }
   Tensor Buffer(int64_t num_bytes, CommBufferKind kind) const {
@@ -97,9 +100,7 @@ class Bench {
     const auto time = [&](const char* path, const Tensor& whole) {
       Time({"reduce_scatter", path, Share(), num_bytes, [&](Stream& stream) {
               const ReducePart reduce{whole, shard};
-              return comm_->ReduceScatter(
-                  {&reduce, 1}, {.divisor = comm_->world_size() * 1.0}, {},
-                  stream, "unit");
+              return comm_->ReduceScatter({&reduce, 1}, {}, {}, stream, "unit");
             }});
     };
     time("plain", Plain(num_bytes));
@@ -111,7 +112,7 @@ class Bench {
     const Tensor buffer = Buffer(num_bytes, CommBufferKind::kPeer);
     const auto reduce = [&](const Tensor& tensor) {
       return [&](Stream& stream) {
-        return comm_->AllReduce({&tensor, 1}, {.divisor = 2}, stream, "unit");
+        return comm_->AllReduce({&tensor, 1}, {}, stream, "unit");
       };
     };
     Time({"all_reduce", "plain", 2 * Share(), num_bytes, reduce(plain)});
@@ -160,7 +161,7 @@ class Bench {
     std::printf("%12ld %12ld %8s %6s  %-14s %-9s %10.1f %8.2f %8.2f\n",
                 static_cast<long>(m.num_bytes),
                 static_cast<long>(m.num_bytes / 4), "float",
-                reduces ? "avg" : "none", m.operation, m.path, seconds * 1e6,
+                reduces ? "sum" : "none", m.operation, m.path, seconds * 1e6,
                 gigabytes, gigabytes * m.bus_factor);
     std::fflush(stdout);
   }
