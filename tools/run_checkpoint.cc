@@ -1,5 +1,8 @@
 #include "tools/run_checkpoint.h"
 
+#include <filesystem>
+#include <system_error>
+
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/huggingface/save_folder.h"
@@ -24,6 +27,34 @@ absl::Status CheckSame(const std::string& path, const std::string& what,
       now, "; the run would not go on as it was"));
 }
 
+bool IsCheckpoint(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(absl::StrCat(path, "/", kManifestName),
+                                 ignored);
+}
+
+// Where to look for the latest checkpoint that `resume` means; rank 0 looks.
+std::string FolderOfLatest(const std::string& run_folder,
+                           const std::string& resume) {
+  if (resume == "latest") return CheckpointsOf(run_folder);
+  if (IsCheckpoint(resume)) return "";
+  std::error_code ignored;
+  return std::filesystem::exists(CheckpointsOf(resume), ignored)
+             ? CheckpointsOf(resume)
+             : resume;
+}
+
+absl::StatusOr<std::string> FindCheckpoint(Communicator& world,
+                                           const std::string& run_folder,
+                                           const std::string& resume) {
+  std::string folder;
+  if (world.rank() == 0) folder = FolderOfLatest(run_folder, resume);
+  ASSIGN_OR_RETURN(const std::vector<std::string> folders,
+                   world.AllGatherBytes(folder, "find checkpoint"));
+  if (folders[0].empty()) return resume;
+  return FindLatestCheckpoint(world, folders[0]);
+}
+
 absl::Status CheckFolder(const std::string& folder,
                          const TrainOptions& options) {
   RETURN_IF_ERROR(MakeFolders(folder));
@@ -38,23 +69,20 @@ absl::Status CheckFolder(const std::string& folder,
 
 }  // namespace
 
-absl::StatusOr<std::string> SaveRun(const RunParts& parts,
-                                    const RunState& state) {
-  return SaveCheckpoint(
-      *parts.module->mesh().world(),
-      {CheckpointsOf(parts.folder), parts.model_text, state, parts.keep},
-      ShardedTensors(*parts.module, *parts.optimizer));
+SaveOptions SaveOptionsOf(const RunParts& parts, const RunState& state) {
+  return {.folder = CheckpointsOf(parts.folder),
+          .model = parts.model_text,
+          .state = state,
+          .keep = parts.keep,
+          .sharding = DescribeSharding(*parts.module)};
 }
 
 absl::StatusOr<RunState> ResumeRun(const RunParts& parts,
                                    const std::string& resume,
                                    const RunState& fresh) {
   Communicator& world = *parts.module->mesh().world();
-  std::string path = resume;
-  if (resume == "latest") {
-    ASSIGN_OR_RETURN(path,
-                     FindLatestCheckpoint(world, CheckpointsOf(parts.folder)));
-  }
+  ASSIGN_OR_RETURN(const std::string path,
+                   FindCheckpoint(world, parts.folder, resume));
   ASSIGN_OR_RETURN(const CheckpointReader reader,
                    CheckpointReader::Open(world, path, parts.model_text));
   const RunState& saved = reader.manifest().state;

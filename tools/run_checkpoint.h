@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/training_checkpoint.h"
 #include "fsdp/fully_shard.h"
 #include "runtime/optim/optimizer.h"
 #include "tools/train_options.h"
@@ -19,16 +20,16 @@ struct RunParts {
   Optimizer* optimizer = nullptr;
   std::string model_text;  // The model's config.json.
   std::string folder;      // Of the run.
-  int keep = 0;
+  Retention keep;
 };
 
-// Saves the run in `folder`/checkpoints; returns the checkpoint's path. Called
-// by all ranks.
-absl::StatusOr<std::string> SaveRun(const RunParts& parts,
-                                    const RunState& state);
+// Of a checkpoint in `folder`/checkpoints.
+SaveOptions SaveOptionsOf(const RunParts& parts, const RunState& state);
 
-// Sets model and optimizer from the checkpoint `resume` ("latest", or a path).
-// Called by all ranks. Another text or seed than the checkpoint's is an error.
+// Sets model and optimizer from the checkpoint `resume`: "latest", or the path
+// of a checkpoint, of a run, or of a folder of checkpoints, whose latest is
+// meant. Any number of ranks may have saved it. Called by all ranks. Another
+// text or seed than the checkpoint's is an error.
 absl::StatusOr<RunState> ResumeRun(const RunParts& parts,
                                    const std::string& resume,
                                    const RunState& fresh);

@@ -28,7 +28,7 @@ absl::Status RunSaver::Save(const RunState& state) {
 }
 
 absl::Status RunSaver::StartToSave(const RunState& state) {
-  const absl::Status status =
+  absl::Status status =
       background_->Start(SaveOptionsOf(parts_, state),
                          ShardedTensors(*parts_.module, *parts_.optimizer));
   Report(/*progress=*/false);
@@ -57,7 +57,7 @@ absl::Status RunSaver::SaveNow(const RunState& state) {
 
 absl::Status RunSaver::Finish() {
   if (background_ == nullptr) return absl::OkStatus();
-  const absl::Status status = background_->Finish();
+  absl::Status status = background_->Finish();
   Report(/*progress=*/false);
   return status;
 }

@@ -34,7 +34,12 @@ ABSL_FLAG(double, minutes, 0,
           "set from them");
 ABSL_FLAG(int64_t, save_every, 0,
           "checkpoint every so many steps; 0: at the end alone");
-ABSL_FLAG(int64_t, keep, 2, "checkpoints that are kept; 0: all");
+ABSL_FLAG(int64_t, keep_last, 2, "newest checkpoints that are kept; 0: all");
+ABSL_FLAG(int64_t, keep_every, 0,
+          "checkpoints of every so many steps are kept too; 0: none");
+ABSL_FLAG(bool, async_save, false,
+          "write checkpoints while training goes on; takes the memory of one "
+          "more copy");
 ABSL_FLAG(int64_t, eval_every, 200,
           "validate every so many steps; 0: at the ends alone");
 ABSL_FLAG(int64_t, eval_batches, 8, "batches of a validation");
@@ -124,7 +129,8 @@ absl::Status CheckCounts() {
   const std::vector<std::tuple<const char*, int64_t, int64_t>> counts = {
       {"steps", absl::GetFlag(FLAGS_steps), 0},
       {"save_every", absl::GetFlag(FLAGS_save_every), 0},
-      {"keep", absl::GetFlag(FLAGS_keep), 0},
+      {"keep_last", absl::GetFlag(FLAGS_keep_last), 0},
+      {"keep_every", absl::GetFlag(FLAGS_keep_every), 0},
       {"eval_every", absl::GetFlag(FLAGS_eval_every), 0},
       {"eval_batches", absl::GetFlag(FLAGS_eval_batches), 1},
       {"log_every", absl::GetFlag(FLAGS_log_every), 1},
@@ -335,7 +341,9 @@ void CopyRunFlags(TrainOptions& options) {
   options.steps = absl::GetFlag(FLAGS_steps);
   options.minutes = absl::GetFlag(FLAGS_minutes);
   options.save_every = absl::GetFlag(FLAGS_save_every);
-  options.keep = absl::GetFlag(FLAGS_keep);
+  options.keep_last = absl::GetFlag(FLAGS_keep_last);
+  options.keep_every = absl::GetFlag(FLAGS_keep_every);
+  options.async_save = absl::GetFlag(FLAGS_async_save);
   options.eval_every = absl::GetFlag(FLAGS_eval_every);
   options.eval_batches = absl::GetFlag(FLAGS_eval_batches);
   options.log_every = absl::GetFlag(FLAGS_log_every);

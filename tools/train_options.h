@@ -19,7 +19,9 @@ struct TrainOptions {
   int64_t steps = 0;
   double minutes = 0;  // If above 0, `steps` is found by measuring.
   int64_t save_every = 0;
-  int64_t keep = 2;
+  int64_t keep_last = 2;
+  int64_t keep_every = 0;
+  bool async_save = false;
   int64_t eval_every = 0;
   int64_t eval_batches = 0;
   int64_t log_every = 1;

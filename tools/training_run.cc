@@ -218,6 +218,7 @@ absl::Status TrainingRun::OpenFolder() {
       RETURN_IF_ERROR(TakeChosenSteps());
     }
   }
+  ASSIGN_OR_RETURN(saver_, RunSaver::Create(Parts(), options_.async_save));
   absl::Status status;
   if (first()) {
     absl::StatusOr<MetricsFile> file =
@@ -246,8 +247,11 @@ absl::Status TrainingRun::TakeChosenSteps() {
 }
 
 RunParts TrainingRun::Parts() {
-  return {sharded_.get(), optimizer_.get(), model_text_, folder_,
-          static_cast<int>(options_.keep)};
+  return {sharded_.get(),
+          optimizer_.get(),
+          model_text_,
+          folder_,
+          {static_cast<int>(options_.keep_last), options_.keep_every}};
 }
 
 void TrainingRun::PrintPlan() const {
@@ -308,6 +312,7 @@ absl::Status TrainingRun::Train(bool* stopped) {
       RETURN_IF_ERROR(ChooseNumSteps());
     }
     RETURN_IF_ERROR(Report(result));
+    saver_->Report(/*progress=*/state_.step % options_.log_every == 0);
     if (options_.save_every > 0 && state_.step % options_.save_every == 0) {
       RETURN_IF_ERROR(Save());
     }
@@ -400,12 +405,12 @@ absl::Status TrainingRun::Save() {
         absl::StrCat(steps_are_chosen_ ? num_steps_ : 0);
   }
   state_.values["options"] = TrainFlagsAsYaml();
-  ASSIGN_OR_RETURN(last_checkpoint_, SaveRun(Parts(), state_));
-  return absl::OkStatus();
+  return saver_->Save(state_);
 }
 
 absl::Status TrainingRun::Finish(bool stopped) {
   RETURN_IF_ERROR(Save());
+  RETURN_IF_ERROR(saver_->Finish());
   std::map<std::string, std::string> texts = side_files_;
   texts["options.yaml"] = TrainFlagsAsYaml();
   texts["config.json"] = FolderConfigText(options_.model, options_.save_dtype,
@@ -419,13 +424,14 @@ absl::Status TrainingRun::Finish(bool stopped) {
     std::printf("stopped after step %d; go on with --out=%s --resume=latest\n",
                 static_cast<int>(state_.step), folder_.c_str());
   }
+  const std::string checkpoint =
+      CheckpointPath(SaveOptionsOf(Parts(), state_).folder, state_.step);
   std::printf(
       "model       %s\n"
       "checkpoint  %s\n"
       "metrics     %s/metrics.jsonl\n"
       "continue a text: tools/run generate -- --run=%s --prompt='...'\n",
-      folder_.c_str(), last_checkpoint_.c_str(), folder_.c_str(),
-      folder_.c_str());
+      folder_.c_str(), checkpoint.c_str(), folder_.c_str(), folder_.c_str());
   std::fflush(stdout);
   return absl::OkStatus();
 }

@@ -17,6 +17,7 @@
 #include "tools/model_tokenizer.h"
 #include "tools/progress.h"
 #include "tools/run_checkpoint.h"
+#include "tools/run_saver.h"
 #include "tools/stop_signal.h"
 #include "tools/train_options.h"
 #include "tools/trainer.h"
@@ -78,6 +79,7 @@ class TrainingRun {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Sampler> sampler_;
+  std::unique_ptr<RunSaver> saver_;
   std::optional<MetricsFile> metrics_;
   RunState state_;  // As of the last finished step.
   int64_t num_steps_ = 0;
@@ -88,7 +90,6 @@ class TrainingRun {
   std::chrono::steady_clock::time_point measured_since_;
   int64_t measured_step_ = 0;
   double steps_per_second_ = 0;
-  std::string last_checkpoint_;
 };
 
 }  // namespace tessera

@@ -216,7 +216,7 @@ std::vector<FlagCase> ShardingCases() {
 
 std::vector<FlagCase> ReportingCases() {
   return {
-      {{"--save_every=2", "--keep=0"},
+      {{"--save_every=2", "--keep_last=0"},
        {},
        [](const Seen& with, const Seen& without) {
          EXPECT_EQ(without.Checkpoints().size(), 1u);
@@ -224,12 +224,41 @@ std::vector<FlagCase> ReportingCases() {
                    (std::set<std::string>{"step-00000002", "step-00000004",
                                           "step-00000006"}));
        }},
-      {{"--keep=1"},
+      {{"--keep_last=1"},
        {"--save_every=2"},
        [](const Seen& with, const Seen& without) {
          EXPECT_EQ(without.Checkpoints().size(), 2u);
          EXPECT_EQ(with.Checkpoints(),
                    (std::set<std::string>{"step-00000006"}));
+       }},
+      {{"--keep_every=4"},
+       {"--save_every=2", "--keep_last=1"},
+       [](const Seen& with, const Seen& without) {
+         EXPECT_EQ(without.Checkpoints(),
+                   (std::set<std::string>{"step-00000006"}));
+         EXPECT_EQ(with.Checkpoints(),
+                   (std::set<std::string>{"step-00000004", "step-00000006"}));
+       }},
+      {{"--async_save"},
+       {"--save_every=2", "--keep_last=0"},
+       [](const Seen& with, const Seen& without) {
+         EXPECT_EQ(with.Model(), without.Model());
+         for (const Seen* seen : {&with, &without}) {
+           EXPECT_EQ(seen->Checkpoints().size(), 3u);
+           for (const int step : {2, 4, 6}) {
+             EXPECT_THAT(seen->output,
+                         HasSubstr(absl::StrCat("saved step ", step, ": ")));
+           }
+         }
+         for (const std::string& name : with.Checkpoints()) {
+           for (const char* rank : {"0", "1"}) {
+             const std::string file =
+                 absl::StrCat("checkpoints/", name, "/rank-0000", rank,
+                              "-of-00002.safetensors");
+             EXPECT_NE(with.File(file), "");
+             EXPECT_EQ(with.File(file), without.File(file)) << file;
+           }
+         }
        }},
       {{"--eval_every=2"},
        {},
@@ -314,7 +343,7 @@ TEST_F(TrainFlagsTest, HelpListsFlagsAndEachHasATest) {
 // that was known measures when it goes on.
 TEST_F(TrainFlagsTest, MinutesChooseTheNumberOfSteps) {
   const Strings flags = {"--ranks=2", "--minutes=0.08", "--steps=3",
-                         "--save_every=4", "--keep=0"};
+                         "--save_every=4", "--keep_last=0"};
   const ProgramResult run = Train("timed", flags);
   ASSERT_EQ(run.exit_code, 0) << run.output;
   const auto last = Metrics(Path("timed/metrics.jsonl")).back();
