@@ -107,6 +107,17 @@ class FullyShardedModule {
   // or an evaluation. The next step makes its buffers again. Collective.
   void ReleaseBuffers();
 
+  // [Note: after a lack of memory] Every rank calls it when its step, between
+  // ZeroGrad and the end of GradNorm, has thrown: the rank that ran out of
+  // memory, and the others, whose collectives fail for it with the same code.
+  // Returns the error that all ranks share, which names the rank; module
+  // and communicators are then as before the step, but for gradients, which
+  // hold part of it: go on with ZeroGrad and, say, smaller batches. Any other
+  // error of a rank ends the run on all of them, and so does a rank that fails
+  // while others are in another step (in its optimizer): their parameters may
+  // differ by then. Blocks; to be called with `status` not OK.
+  absl::Status FailTogether(const absl::Status& status);
+
   // What the last step did, unit by unit; and the units' names by index.
   const Schedule& schedule() const { return runner_->schedule(); }
   std::vector<std::string> unit_names() const { return runner_->unit_names(); }

@@ -40,6 +40,7 @@ FullyShardedModule::NoSyncScope::~NoSyncScope() {
 }
 
 void FullyShardedModule::ZeroGrad() {
+  runner_->BeginStep();
   for (ShardedParameter& p : parameters_) p.variable.ZeroGrad();
 }
 

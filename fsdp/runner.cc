@@ -124,8 +124,15 @@ void Runner::BeginIteration() {
   }
   order_.BeginIteration();
   schedule_.Begin();
+  BeginStep();
+  step_has_run_ = true;
   // The optimizer wrote the shards on the compute stream.
   context_->shard_stream->WaitFor(ComputeStream(context_->device).Record());
+}
+
+void Runner::BeginStep() {
+  if (step_has_run_) ++num_steps_;
+  step_has_run_ = false;
 }
 
 void Runner::PreForward(Unit& unit, const std::vector<Variable*>& inputs) {
@@ -422,12 +429,28 @@ void Runner::ReshardKept() {
 
 void Runner::Abandon() {
   for (const auto& unit : units_) {
-    UnitRun& run = runs_[unit->index()];
+    if (unit->state() != UnitState::kSharded) unit->Reshard();
+    unit->gradient().Drop();
+  }
+  ForgetStep();
+}
+
+void Runner::Reset() {
+  for (const auto& unit : units_) unit->Reset();
+  for (SlotPool* pool : {context_->gathered.get(), context_->gradients.get(),
+                         context_->wire.get(), context_->local.get()}) {
+    pool->TakeBackAll();
+  }
+  schedule_.Begin();  // What ran of the step says nothing of the next.
+  step_has_run_ = false;
+  ForgetStep();
+}
+
+void Runner::ForgetStep() {
+  for (UnitRun& run : runs_) {
     run.pending = 0;
     run.in_backward = false;
     run.active_forwards = 0;
-    if (unit->state() != UnitState::kSharded) unit->Reshard();
-    unit->gradient().Drop();
   }
   for (auto& order : agreed_) order->Forget();
   limiter_.Clear();

@@ -52,6 +52,13 @@ class Runner {
   void ReshardKept();
   // Makes units sharded, whatever they are doing: after a failed step.
   void Abandon();
+  // The same while nothing runs on any stream, and in whatever state a lack of
+  // memory has left the units; afterwards all ranks are in the same state.
+  void Reset();
+  // A step begins with ZeroGrad or, without one, with its forward; its number
+  // says whether ranks are in the same.
+  void BeginStep();
+  int64_t num_steps() const { return num_steps_; }
 
  private:
   class Sink;
@@ -81,6 +88,7 @@ class Runner {
   void PreForward(Unit& unit, const std::vector<Variable*>& inputs);
   void PostForward(Unit& unit, const std::vector<Variable*>& outputs);
   void BeginIteration();
+  void ForgetStep();
   void CastInputs(const Unit& unit, const std::vector<Variable*>& inputs);
   void MarkBoundaries(Unit& unit, const std::vector<Variable*>& inputs);
   void ReshardAfterForward(Unit& unit);
@@ -112,7 +120,9 @@ class Runner {
   Schedule schedule_;
   PrefetchOrder order_;
   RateLimiter limiter_;
-  int depth_ = 0;  // Of forwards inside forwards.
+  int64_t num_steps_ = 0;
+  bool step_has_run_ = true;  // A forward of this step has begun.
+  int depth_ = 0;             // Of forwards inside forwards.
   bool backward_ = false;
   bool sync_ = true;
 };

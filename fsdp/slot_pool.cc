@@ -36,6 +36,11 @@ void SlotPool::GiveBack(Slot* slot, Event free) {
   free_[{slot->num_bytes, slot->key}].push_back(slot);
 }
 
+void SlotPool::TakeBackAll() {
+  free_.clear();
+  for (const auto& slot : slots_) GiveBack(slot.get(), Event());
+}
+
 void SlotPool::ReleaseFree() {
   for (const auto& [size, slots] : free_) {
     for (Slot* slot : slots) {

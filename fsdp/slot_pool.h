@@ -58,6 +58,9 @@ class SlotPool {
   void GiveBack(Slot* slot, Event free);
   // Gives up all slots that nobody holds, once their `free` has passed.
   void ReleaseFree();
+  // All slots are free again, in the order in which they were made, which is
+  // the same on all ranks: whoever holds one forgets it. While nothing runs.
+  void TakeBackAll();
   int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
 
  private:

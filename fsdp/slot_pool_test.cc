@@ -48,6 +48,20 @@ TEST(SlotPoolTest, ReleasesOnlyWhatNobodyHolds) {
   EXPECT_EQ(pool.num_slots(), 2);
 }
 
+// Ranks that failed at different places agree again on who is next.
+TEST(SlotPoolTest, TakesBackAllInTheOrderTheyWereMade) {
+  SlotPool pool(OptionsFor(nullptr));
+  Slot* a = pool.Take(kBytes);
+  Slot* b = pool.Take(kBytes);
+  Slot* c = pool.Take(kBytes, /*key=*/1);
+  pool.GiveBack(b, Event());
+  pool.TakeBackAll();
+  EXPECT_EQ(pool.Take(kBytes), a);
+  EXPECT_EQ(pool.Take(kBytes), b);
+  EXPECT_EQ(pool.Take(kBytes, /*key=*/1), c);
+  EXPECT_EQ(pool.num_slots(), 3);
+}
+
 // The memory of a slot may be a block that the host gave back while work on it
 // is still queued. Whatever stream writes the slot next, that work is over.
 TEST(SlotPoolTest, WorkQueuedOnTheMemoryIsOverWhenASlotIsMade) {

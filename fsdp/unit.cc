@@ -267,4 +267,17 @@ void Unit::GatherFromKept() {
   kept_ = false;
 }
 
+void Unit::Reset() {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    groups_[g]->ShowLocal();
+    if (groups_[g]->always_whole()) continue;
+    if (!groups_[g]->gathered()->released()) groups_[g]->gathered()->Release();
+  }
+  buffers_.assign(groups_.size(), Buffers());
+  kept_ = false;
+  gathered_event_ = Event();
+  state_ = UnitState::kSharded;
+  gradient_.Reset();
+}
+
 }  // namespace tessera

@@ -51,6 +51,10 @@ class Unit {
   // which the next Gather is made.
   Event ReshardPostForward();
 
+  // -> kSharded, after a failed step and while nothing runs: forgets slots,
+  // which may be those of half a gather, and gradients that were not reduced.
+  void Reset();
+
   // The way of its gradients, from the first contribution to the shards.
   UnitGradient& gradient() { return gradient_; }
 

@@ -255,4 +255,15 @@ void UnitGradient::Drop() {
   }
 }
 
+void UnitGradient::Reset() {
+  for (ShardedGroup* group : groups_) {
+    if (!group->gradient()->released()) group->gradient()->Release();
+  }
+  buffers_.assign(groups_.size(), Buffers());
+  reducing_ = false;
+  reduced_event_ = Event();
+  flags_ = Tensor();
+  replica_flags_ = Tensor();
+}
+
 }  // namespace tessera

@@ -39,6 +39,8 @@ class UnitGradient {
   void Finish();
   // Forgets gradients that were not reduced, after a failed step.
   void Drop();
+  // The same while nothing runs, from any state: forgets slots too.
+  void Reset();
 
  private:
   struct Buffers {

@@ -252,9 +252,10 @@ MemoryRun::MemoryRun(const MemoryModel& model, const MemoryCase& test,
 
 void MemoryRun::Step() {
   sharded_->ZeroGrad();
-  model_.loss(*module_, rank_, step_++).Backward();
+  model_.loss(*module_, rank_, step_).Backward();
   optimizer_->Step();
   ComputeStream(CurrentDevice()).Synchronize();
+  ++step_;
 }
 
 MemoryStats StatsNow() { return AllocatorOf(CurrentDevice()).stats(); }

@@ -48,7 +48,8 @@ class MemoryRun {
  public:
   MemoryRun(const MemoryModel& model, const MemoryCase& test,
             const std::shared_ptr<Communicator>& world);
-  // Ends when nothing is queued on the device.
+  // Ends when nothing is queued on the device. One that throws can be tried
+  // again.
   void Step();
   // Among the ranks that deal one copy out.
   int shard_rank() const { return shard_rank_; }
