@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -18,6 +19,16 @@ MappedFile::MappedFile(std::string path, std::string_view bytes)
 MappedFile::~MappedFile() {
   if (bytes_.empty()) return;
   munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+}
+
+void MappedFile::Prefetch(int64_t offset, int64_t num_bytes) const {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  const int64_t begin = offset / page * page;
+  char* data = const_cast<char*>(bytes_.data()) + begin;
+  const size_t length = offset + num_bytes - begin;
+  // Old kernels do not know the first one, and read ahead.
+  if (madvise(data, length, MADV_POPULATE_READ) == 0) return;
+  (void)madvise(data, length, MADV_WILLNEED);
 }
 
 absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(

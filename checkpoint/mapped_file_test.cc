@@ -23,6 +23,17 @@ TEST(MappedFileTest, ShowsTheContent) {
   EXPECT_EQ((*file)->path(), path);
 }
 
+TEST(MappedFileTest, PrefetchChangesNothing) {
+  const std::string path = TestPath("prefetched");
+  ASSERT_OK(WriteFile(path, std::string(10000, 'x') + "end"));
+  const auto file = MappedFile::Open(path);
+  ASSERT_OK(file);
+  (*file)->Prefetch(0, 10003);
+  (*file)->Prefetch(5000, 1);
+  (*file)->Prefetch(10000, 3);
+  EXPECT_EQ((*file)->bytes().substr(9999), "xend");
+}
+
 TEST(MappedFileTest, KeepsWhatWasThereWhenTheFileIsReplaced) {
   const std::string path = TestPath("replaced");
   ASSERT_OK(WriteFile(path, "before"));

@@ -1,4 +1,7 @@
 // Continues a text with a saved model.
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -104,6 +107,8 @@ absl::Status Generate(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  // Standard output is for the text.
+  spdlog::set_default_logger(spdlog::stderr_color_mt("generate"));
   absl::Status status;
   const absl::Status thrown =
       tessera::Try([&] { status = tessera::Generate(argc, argv); });

@@ -33,9 +33,10 @@ class SafetensorsWeights final : public WeightSource {
                                    Device device) const override {
     const DType dtype = *weight.dtype;
     const int64_t element_bytes = ElementBytes(dtype);
-    const char* data = file_->bytes().data() + offsets_.at(weight.name) +
-                       begin * element_bytes;
+    const int64_t offset = offsets_.at(weight.name) + begin * element_bytes;
+    const char* data = file_->bytes().data() + offset;
     if (length == 0) return Tensor::Empty({0}, {dtype, device});
+    file_->Prefetch(offset, length * element_bytes);
     const bool aligned = reinterpret_cast<uintptr_t>(data) % element_bytes == 0;
     if (!aligned || dtype == DType::kBool) {
       return Copy(data, length, dtype, device);
