@@ -1,6 +1,7 @@
 #include "checkpoint/huggingface/load_target.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <utility>
 
@@ -14,6 +15,21 @@ namespace tessera {
 namespace {
 
 using NamesByVariable = std::map<const VariableImpl*, std::vector<std::string>>;
+
+// Vectors of one length. Bytes that need no conversion are copied by this
+// thread alone: memory is the limit, and a team of threads would have to be
+// waited for at each of many small tensors.
+void Assign(const Tensor& source, const Tensor& target) {
+  if (source.dtype() != target.dtype() ||
+      target.device().type != DeviceType::kCpu) {
+    ops::Copy(source, target);
+    return;
+  }
+  // Queued work comes first.
+  ComputeStream(target.device()).Synchronize();
+  std::memcpy(target.data(), source.data(), target.num_bytes());
+  target.storage()->BumpVersion();
+}
 
 // Tied parameters have several.
 NamesByVariable NamesOf(const Module& module) {
@@ -82,8 +98,8 @@ void LoadTarget::Take(const Tensor& source, int64_t source_begin) const {
   const int64_t last = std::min(begin + local.num_elements(),
                                 source_begin + stored.num_elements());
   if (first < last) {
-    ops::Copy(stored.Narrow(0, first - source_begin, last - first),
-              local.Narrow(0, first - begin, last - first));
+    Assign(stored.Narrow(0, first - source_begin, last - first),
+           local.Narrow(0, first - begin, last - first));
   }
   ComputeStream(local.device()).Synchronize();  // `source` may go now.
 }
