@@ -1,6 +1,7 @@
 // A manifest comes back as it was written, and anything else is refused.
 #include "checkpoint/manifest.h"
 
+#include <random>
 #include <string>
 
 #include "runtime/data/file_io.h"
@@ -88,6 +89,41 @@ TEST(ManifestTest, PiecesMakeTheTensorWhole) {
   expect({{0, 0, 6}, {1, 6, 0}}, "a piece of 0 elements");
   expect({{0, 0, 8}, {1, 8, -2}}, "a piece of -2 elements");
   expect({{0, 0, INT64_MAX}, {1, INT64_MAX, 2}}, "a piece of 2 elements at");
+}
+
+// Whatever is done to the text, it is refused or it is a manifest.
+TEST(ManifestTest, DamagedTextNeverBreaksTheReader) {
+  const std::string good = SerializeManifest(Example());
+  std::mt19937 random(1);
+  const auto any = [&](size_t limit) { return random() % limit; };
+  int num_refused = 0;
+  for (int i = 0; i < 20000; ++i) {
+    std::string text = good;
+    for (size_t n = any(3) + 1; n > 0; --n) {
+      const size_t at = any(text.size() - 20);
+      switch (any(4)) {
+        case 0:
+          text[at] = static_cast<char>(random());
+          break;
+        case 1:
+          text.erase(at, any(20));
+          break;
+        case 2:
+          text.insert(at, text.substr(any(text.size() - 20), any(20)));
+          break;
+        default:
+          text.insert(at, any(2) == 0 ? "-9223372036854775808" : "1e999");
+      }
+    }
+    const auto manifest = ParseManifest(text);
+    if (!manifest.ok()) {
+      ++num_refused;
+      continue;
+    }
+    EXPECT_OK(CheckPieces(*manifest));
+    EXPECT_EQ(*ParseManifest(SerializeManifest(*manifest)), *manifest);
+  }
+  EXPECT_GT(num_refused, 10000);
 }
 
 TEST(ManifestTest, ErrorsNameTheFile) {
