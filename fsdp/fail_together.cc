@@ -65,10 +65,10 @@ absl::Status FullyShardedModule::FailTogether(const absl::Status& status) {
         &ComputeStream(context_->device)}) {
     (void)Try([&] { stream->Synchronize(); });
   }
-  const absl::Status common = FailInAll(*context_, status);
+  absl::Status common = FailInAll(*context_, status);
   if (!absl::IsResourceExhausted(common)) return common;
   runner_->Reset();
-  const absl::Status same =
+  absl::Status same =
       CheckSameStep(*context_->mesh->world(), runner_->num_steps());
   if (same.ok()) return common;
   for (Communicator* communicator : CommunicatorsOf(*context_)) {

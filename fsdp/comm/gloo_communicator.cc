@@ -19,6 +19,13 @@ namespace {
 // What is received before it is summed passes through this much memory.
 constexpr int64_t kScratchBytes = 4 << 20;
 
+// Of a reduction's rounds.
+int64_t ScratchFor(std::span<const int64_t> part_bytes, int world_size) {
+  int64_t all = 0;
+  for (const int64_t n : part_bytes) all += RoundUpStaging(n) * world_size;
+  return std::max(std::min(kScratchBytes, all), world_size * kStagingAlignment);
+}
+
 }  // namespace
 
 void GlooCommunicator::Listen() {
@@ -182,13 +189,10 @@ absl::Status GlooCommunicator::RunReduceScatter(
                      flags.size(), "; use smaller units"));
   }
   std::vector<int64_t> part_bytes;
-  int64_t longest = 0;
   for (const ReduceMemory& part : parts) {
     part_bytes.push_back(part.part_elements * ElementBytes(part.dtype));
-    longest += RoundUpStaging(part_bytes.back()) * world_size();
   }
-  const int64_t capacity = std::max(std::min(kScratchBytes, longest),
-                                    world_size() * kStagingAlignment);
+  const int64_t capacity = ScratchFor(part_bytes, world_size());
   std::unique_ptr<GlooScratch> scratch;
   const absl::Status room =
       Try([&] { scratch = std::make_unique<GlooScratch>(capacity); });

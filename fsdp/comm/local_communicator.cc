@@ -66,6 +66,7 @@ absl::StatusOr<std::vector<std::string>> LocalCommunicator::ExchangeSmall(
   std::memcpy(mine.small, value.data(), value.size());
   RETURN_IF_ERROR(Meet(header));
   std::vector<std::string> values;
+  values.reserve(world_size());
   for (int r = 0; r < world_size(); ++r) {
     values.push_back(SmallOf(control_->posted(r, header.sequence)));
   }
