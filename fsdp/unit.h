@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/parameter_group.h"
+#include "fsdp/sharded_group.h"
 #include "fsdp/sharding_context.h"
 #include "fsdp/slot_pool.h"
 #include "fsdp/unit_gradient.h"

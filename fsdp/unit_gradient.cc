@@ -70,14 +70,10 @@ Tensor UnitGradient::PrepareWire(size_t g) {
 
 // Where the reduction over the shard group ends: the gradient itself, or,
 // where replicas follow, a buffer.
-Tensor UnitGradient::ReductionTarget(size_t g, bool* accumulate) {
+Tensor UnitGradient::ReductionTarget(size_t g, const Tensor& wire) {
   ShardedGroup& group = *groups_[g];
-  if (context_->replicate == nullptr) {
-    Tensor target = group.ShardGradient();
-    *accumulate = group.PrepareAccumulation();
-    return target;
-  }
-  *accumulate = false;
+  if (context_->shard == nullptr) return wire;
+  if (context_->replicate == nullptr) return group.ShardGradient();
   const int64_t length = group.layout().shard_length;
   Slot*& slot = buffers_[g].partial;
   slot = context_->local->Take(length * ElementBytes(group.grad_dtype()));
@@ -108,12 +104,9 @@ void UnitGradient::Reduce() {
     Reducing r;
     r.group = g;
     r.wire = PrepareWire(g);
-    r.target =
-        context_->shard != nullptr ? ReductionTarget(g, &r.accumulate) : r.wire;
-    if (context_->replicate != nullptr || context_->shard == nullptr) {
-      groups_[g]->ShardGradient();
-      r.accumulate = groups_[g]->PrepareAccumulation();
-    }
+    r.target = ReductionTarget(g, r.wire);
+    groups_[g]->ShardGradient();
+    r.accumulate = groups_[g]->PrepareAccumulation();
     work.push_back(r);
   }
   flags_ = LocalFlags();

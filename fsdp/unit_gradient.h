@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/parameter_group.h"
+#include "fsdp/sharded_group.h"
 #include "fsdp/sharding_context.h"
 #include "fsdp/slot_pool.h"
 #include "runtime/autograd/node.h"
@@ -60,7 +60,7 @@ class UnitGradient {
   Stream& compute() const { return ComputeStream(context_->device); }
   void EnsureBuffer(size_t g);
   Tensor PrepareWire(size_t g);
-  Tensor ReductionTarget(size_t g, bool* accumulate);
+  Tensor ReductionTarget(size_t g, const Tensor& wire);
   double DivisorOf(DType reduce_dtype) const;
   void ReduceOverShards(const std::vector<Reducing>& work);
   void ReduceOverReplicas(const std::vector<Reducing>& work);

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "fsdp/parameter_group.h"
+#include "fsdp/sharded_group.h"
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
 #include "runtime/ops/elementwise.h"

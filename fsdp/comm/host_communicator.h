@@ -60,7 +60,7 @@ struct BufferRequest {
 // Zeroed memory of this rank's allocator.
 absl::StatusOr<CommBuffer> AllocatePrivateBuffer(const BufferRequest& request);
 
-// [Note: order of collectives]
+// [Note: collectives run by number]
 // A collective takes its number when it is called, on the one thread that may
 // call, and runs when all with smaller numbers have run, even where it was
 // queued on another stream. So all ranks run the same collectives in the same

@@ -1,6 +1,6 @@
 // Memory of a group, without an engine: groups of all ranks in one process, and
 // collectives done by hand.
-#include "fsdp/parameter_group.h"
+#include "fsdp/sharded_group.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

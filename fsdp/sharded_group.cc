@@ -1,4 +1,4 @@
-#include "fsdp/parameter_group.h"
+#include "fsdp/sharded_group.h"
 
 #include <algorithm>
 #include <numeric>
