@@ -159,8 +159,8 @@ class Save {
     manifest.model = options_.model;
     manifest.sharding = options_.sharding;
     manifest.state = options_.state;
-    manifest_ = SerializeManifest(manifest);
-    return absl::OkStatus();
+    // Texts of the caller may be no UTF-8.
+    return Try([&] { manifest_ = SerializeManifest(manifest); });
   }
 
   absl::Status CommitOnThisDisk() {

@@ -348,6 +348,16 @@ TEST(TrainingCheckpointTest, NamesStayAsTheyAre) {
   });
 }
 
+TEST(TrainingCheckpointTest, TextThatIsNoUtf8IsOneError) {
+  const std::string folder = FreshFolder("text");
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& rank) {
+    SaveOptions options = Options(folder, 1);
+    options.state.values["text"] = "\xff\xfe";
+    EXPECT_THAT(SaveCheckpoint(*rank, options, Pieces(*rank, 0)),
+                StatusIs(absl::StatusCode::kInternal, "rank 0: "));
+  });
+}
+
 // CKC-14.
 TEST(TrainingCheckpointTest, GroupsSaveTheirOwnModels) {
   const std::string folder = FreshFolder("groups");
