@@ -3,6 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <set>
 
 #include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
@@ -122,7 +123,13 @@ absl::Status LoadFlagFile(const std::string& path, const std::string& source) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   YAML::Node file;
   try {
-    file = YAML::Load(text);
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": wanted one document, got ", documents.size(),
+                       "; take out the lines \"---\" between them"));
+    }
+    if (!documents.empty()) file = documents[0];
   } catch (const YAML::Exception& error) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": ", error.what()));
   }
@@ -131,6 +138,7 @@ absl::Status LoadFlagFile(const std::string& path, const std::string& source) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": wanted lines of the form \"option: value\""));
   }
+  std::set<std::string> seen;
   for (const auto& item : file) {
     if (!item.first.IsScalar()) {
       return absl::InvalidArgumentError(
@@ -138,8 +146,12 @@ absl::Status LoadFlagFile(const std::string& path, const std::string& source) {
     }
     const std::string where =
         absl::StrCat(path, ":", item.first.Mark().line + 1, ": ");
-    RETURN_IF_ERROR(
-        SetFlag(where, item.first.as<std::string>(), item.second, source));
+    const auto name = item.first.as<std::string>();
+    if (!seen.insert(name).second) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          where, "\"", name, "\" is given twice; leave one of them"));
+    }
+    RETURN_IF_ERROR(SetFlag(where, name, item.second, source));
   }
   return absl::OkStatus();
 }

@@ -48,6 +48,10 @@ TEST(FlagFileTest, WrongFilesSayWhere) {
   EXPECT_THAT(Load("text: [[a]]\n"), StatusIs(kWrong, "text: wanted a list"));
   EXPECT_THAT(Load("- batch\n"), StatusIs(kWrong, "\"option: value\""));
   EXPECT_THAT(Load("batch: [1\n"), StatusIs(kWrong, "flags.yaml"));
+  EXPECT_THAT(Load("batch: 1\nrate: 1\nbatch: 2\n"),
+              StatusIs(kWrong, "flags.yaml:3: \"batch\" is given twice"));
+  EXPECT_THAT(Load("batch: 1\n---\nbatch: 2\n"),
+              StatusIs(kWrong, "wanted one document, got 2"));
   EXPECT_THAT(LoadFlagFile("/none.yaml", kSource),
               StatusIs(absl::StatusCode::kNotFound, "/none.yaml"));
 }

@@ -2,8 +2,11 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <string>
 #include <thread>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "fsdp/comm/make_communicator.h"
 #include "fsdp/comm/rendezvous.h"
 #include "fsdp/device_mesh.h"
@@ -24,19 +27,29 @@ int DefaultThreads(const RankEnvironment& environment) {
   return std::max(1, cores / std::max(1, environment.local_world_size));
 }
 
+// By the store alone: --communicator is one of them.
+absl::Status CompareFlags(Store& store) {
+  RETURN_IF_ERROR(
+      store.Set(absl::StrCat("flags/", store.rank()), TrainFlagsAsYaml()));
+  std::vector<std::string> flags;
+  for (int rank = 0; rank < store.world_size(); ++rank) {
+    ASSIGN_OR_RETURN(flags.emplace_back(),
+                     store.Get(absl::StrCat("flags/", rank)));
+  }
+  return CompareRankFlags(flags);
+}
+
 absl::Status RunRank(const TrainOptions& options,
                      const RankEnvironment& environment) {
   std::signal(SIGXFSZ, SIG_IGN);  // A full disk is an error, see SaveRun.
   std::signal(SIGPIPE, SIG_IGN);
   const StopSignal stop;
   ASSIGN_OR_RETURN(const std::shared_ptr<Store> store, MeetRanks(environment));
+  RETURN_IF_ERROR(CompareFlags(*store));
   MakeCommunicatorOptions communication;
   communication.kind = options.communicator;
   ASSIGN_OR_RETURN(std::shared_ptr<Communicator> world,
                    MakeCommunicator(store, communication));
-  ASSIGN_OR_RETURN(const std::vector<std::string> flags,
-                   world->AllGatherBytes(TrainFlagsAsYaml(), "flags"));
-  RETURN_IF_ERROR(CompareRankFlags(flags));
   const Device device = CurrentDevice();
   SetNumThreads(device, options.threads > 0 ? static_cast<int>(options.threads)
                                             : DefaultThreads(environment));

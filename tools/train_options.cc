@@ -114,10 +114,13 @@ absl::Status Wrong(const std::string& name, const std::string& wanted,
       absl::StrCat("--", name, ": wanted ", wanted, ", got ", got));
 }
 
-absl::Status CheckAtLeast(const std::string& name, int64_t value,
-                          int64_t least) {
-  if (value >= least) return absl::OkStatus();
-  return Wrong(name, absl::StrCat(least, " or more"), absl::StrCat(value));
+absl::Status CheckRange(const std::string& name, int64_t value, int64_t least,
+                        int64_t most) {
+  if (value < least) {
+    return Wrong(name, absl::StrCat(least, " or more"), absl::StrCat(value));
+  }
+  if (value <= most) return absl::OkStatus();
+  return Wrong(name, absl::StrCat("at most ", most), absl::StrCat(value));
 }
 
 absl::Status CheckNumber(const std::string& name, double value) {
@@ -126,28 +129,32 @@ absl::Status CheckNumber(const std::string& name, double value) {
 }
 
 absl::Status CheckCounts() {
-  const std::vector<std::tuple<const char*, int64_t, int64_t>> counts = {
-      {"steps", absl::GetFlag(FLAGS_steps), 0},
-      {"save_every", absl::GetFlag(FLAGS_save_every), 0},
-      {"keep_last", absl::GetFlag(FLAGS_keep_last), 0},
-      {"keep_every", absl::GetFlag(FLAGS_keep_every), 0},
-      {"eval_every", absl::GetFlag(FLAGS_eval_every), 0},
-      {"eval_batches", absl::GetFlag(FLAGS_eval_batches), 1},
-      {"log_every", absl::GetFlag(FLAGS_log_every), 1},
-      {"sample_tokens", absl::GetFlag(FLAGS_sample_tokens), 0},
-      {"seq", absl::GetFlag(FLAGS_seq), 2},
-      {"batch", absl::GetFlag(FLAGS_batch), 1},
-      {"accumulate", absl::GetFlag(FLAGS_accumulate), 1},
-      {"layers", absl::GetFlag(FLAGS_layers), 1},
-      {"hidden", absl::GetFlag(FLAGS_hidden), 1},
-      {"heads", absl::GetFlag(FLAGS_heads), 1},
-      {"kv_heads", absl::GetFlag(FLAGS_kv_heads), 0},
-      {"intermediate", absl::GetFlag(FLAGS_intermediate), 0},
-      {"warmup", absl::GetFlag(FLAGS_warmup), 0},
-      {"ranks", absl::GetFlag(FLAGS_ranks), 0},
-      {"threads", absl::GetFlag(FLAGS_threads), 0}};
-  for (const auto& [name, value, least] : counts) {
-    RETURN_IF_ERROR(CheckAtLeast(name, value, least));
+  // Beyond these a host has no memory, or products of them no room.
+  constexpr int64_t kMostOnHost = 1 << 10;
+  constexpr int64_t kMostWide = 1 << 24;
+  constexpr int64_t kMost = int64_t{1} << 31;
+  const std::vector<std::tuple<const char*, int64_t, int64_t, int64_t>> counts =
+      {{"steps", absl::GetFlag(FLAGS_steps), 0, kMost},
+       {"save_every", absl::GetFlag(FLAGS_save_every), 0, kMost},
+       {"keep_last", absl::GetFlag(FLAGS_keep_last), 0, kMost},
+       {"keep_every", absl::GetFlag(FLAGS_keep_every), 0, kMost},
+       {"eval_every", absl::GetFlag(FLAGS_eval_every), 0, kMost},
+       {"eval_batches", absl::GetFlag(FLAGS_eval_batches), 1, kMost},
+       {"log_every", absl::GetFlag(FLAGS_log_every), 1, kMost},
+       {"sample_tokens", absl::GetFlag(FLAGS_sample_tokens), 0, kMost},
+       {"seq", absl::GetFlag(FLAGS_seq), 2, kMostWide},
+       {"batch", absl::GetFlag(FLAGS_batch), 1, kMostWide},
+       {"accumulate", absl::GetFlag(FLAGS_accumulate), 1, kMostWide},
+       {"layers", absl::GetFlag(FLAGS_layers), 1, kMostWide >> 10},
+       {"hidden", absl::GetFlag(FLAGS_hidden), 1, kMostWide},
+       {"heads", absl::GetFlag(FLAGS_heads), 1, kMostWide},
+       {"kv_heads", absl::GetFlag(FLAGS_kv_heads), 0, kMostWide},
+       {"intermediate", absl::GetFlag(FLAGS_intermediate), 0, kMostWide},
+       {"warmup", absl::GetFlag(FLAGS_warmup), 0, kMost},
+       {"ranks", absl::GetFlag(FLAGS_ranks), 0, kMostOnHost},
+       {"threads", absl::GetFlag(FLAGS_threads), 0, kMostOnHost}};
+  for (const auto& [name, value, least, most] : counts) {
+    RETURN_IF_ERROR(CheckRange(name, value, least, most));
   }
   return absl::OkStatus();
 }
@@ -169,6 +176,11 @@ absl::Status CheckNumbers() {
   for (const auto& [name, value] :
        {numbers[6], numbers[7], numbers[8]}) {  // Those that are shares.
     if (value >= 1) return Wrong(name, "less than 1", absl::StrCat(value));
+  }
+  constexpr double kMostMinutes = 1e7;  // A count of steps has to hold them.
+  if (numbers[0].second > kMostMinutes) {
+    return Wrong("minutes", absl::StrCat("at most ", kMostMinutes),
+                 absl::StrCat(numbers[0].second));
   }
   return absl::OkStatus();
 }
@@ -303,10 +315,11 @@ absl::StatusOr<ReshardAfterForward> ParseReshard(const std::string& text) {
 
 absl::StatusOr<FullyShardOptions> ShardingFromFlags() {
   FullyShardOptions options;
-  options.fsdp_version = static_cast<int>(absl::GetFlag(FLAGS_fsdp_version));
-  if (options.fsdp_version != 1 && options.fsdp_version != 2) {
-    return Wrong("fsdp_version", "1 or 2", absl::StrCat(options.fsdp_version));
+  const int64_t version = absl::GetFlag(FLAGS_fsdp_version);
+  if (version != 1 && version != 2) {
+    return Wrong("fsdp_version", "1 or 2", absl::StrCat(version));
   }
+  options.fsdp_version = static_cast<int>(version);
   if (!absl::GetFlag(FLAGS_sharding_strategy).empty()) {
     ASSIGN_OR_RETURN(
         options.sharding_strategy,
