@@ -82,7 +82,8 @@ void FullyShardedModule::ForEachFullTensor(
   for (const ShardedParameter& p : parameters_) {
     const Tensor mine = local(p);
     if (!p.sharded || context_->shard == nullptr) {
-      f(p.name, mine);
+      // Where all of it is one rank's shard, it may lie flat.
+      f(p.name, p.sharded ? mine.Reshape(p.global_shape) : mine);
       continue;
     }
     f(p.name, GatherTensor(p, mine));
