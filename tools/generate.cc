@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
@@ -49,6 +50,12 @@ absl::StatusOr<std::string> RunFolder() {
       "--run: ", folder, " holds no config.json, so no finished run"));
 }
 
+absl::Status CheckRange(const char* name, int64_t value, int64_t most) {
+  if (value >= 0 && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", name, ": wanted 0 to ", most, ", got ", value));
+}
+
 absl::StatusOr<GenerateOptions> OptionsFromFlags() {
   GenerateOptions options;
   options.sampling = {absl::GetFlag(FLAGS_temperature),
@@ -56,6 +63,8 @@ absl::StatusOr<GenerateOptions> OptionsFromFlags() {
   options.num_tokens = absl::GetFlag(FLAGS_tokens);
   options.seed = absl::GetFlag(FLAGS_seed);
   RETURN_IF_ERROR(CheckSampling(options.sampling));
+  RETURN_IF_ERROR(CheckRange("tokens", options.num_tokens, 1 << 30));
+  RETURN_IF_ERROR(CheckRange("threads", absl::GetFlag(FLAGS_threads), 1 << 10));
   return options;
 }
 
@@ -93,7 +102,11 @@ absl::Status Continue(const std::string& folder, GenerateOptions options) {
 absl::Status Generate(int argc, char** argv) {
   absl::SetProgramUsageMessage("Continues a text with a saved model.");
   RETURN_IF_ERROR(CheckArguments(argc, argv, "tools/generate"));
-  absl::ParseCommandLine(argc, argv);
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "wanted only flags, as --name=value; got \"", rest[1], "\""));
+  }
   RETURN_IF_ERROR(EnterCallersFolder());
   ASSIGN_OR_RETURN(const GenerateOptions options, OptionsFromFlags());
   ASSIGN_OR_RETURN(const std::string folder, RunFolder());

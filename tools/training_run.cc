@@ -329,9 +329,11 @@ StepResult TrainingRun::TakeStep() {
   const StepResult result = trainer_->Step(
       state_.step, micro_batches, options_.batch * text_->train.num_predicted(),
       stop_.requested());
-  if (!std::isfinite(result.loss)) {
+  // A norm that is none has spoilt what would be saved after this step.
+  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
     throw Error(absl::FailedPreconditionError(
         absl::StrCat("step ", state_.step + 1, ": the loss is ", result.loss,
+                     ", the norm of the gradient ", result.grad_norm,
                      "; lower --lr, or resume from an earlier checkpoint")));
   }
   ++state_.step;
@@ -368,6 +370,12 @@ absl::Status TrainingRun::Report(const StepResult& result) {
     const Clock::time_point before = Clock::now();
     metrics.validation_loss = trainer_->Validate(
         text_->validation, options_.batch, options_.eval_batches);
+    if (!std::isfinite(*metrics.validation_loss)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("step ", state_.step, ": the validation loss is ",
+                       *metrics.validation_loss,
+                       "; lower --lr, or resume from an earlier checkpoint"));
+    }
     measured_since_ += Clock::now() - before;  // Not part of the speed.
   }
   if (!first()) return absl::OkStatus();

@@ -210,6 +210,39 @@ TEST_F(TrainTest, WrongInputEndsSoonAndSaysWhat) {
   }
 }
 
+TEST_F(TrainTest, AModelThatIsSpoiltIsNotSaved) {
+  const ProgramResult run =
+      Train("spoilt", {"--ranks=2", "--lr=1e9", "--warmup=0", "--steps=2"});
+  EXPECT_NE(run.exit_code, 0);
+  EXPECT_THAT(run.output, HasSubstr("step 2: the validation loss is nan; "));
+  EXPECT_FALSE(fs::exists(Path("spoilt/model.safetensors")));
+  EXPECT_FALSE(fs::exists(Path("spoilt/checkpoints")));
+}
+
+TEST_F(TrainTest, WrongInputOfGenerateSaysWhat) {
+  const std::vector<WrongInput> cases = {
+      {{"--tokens=-1"}, "--tokens: wanted 0 to 1073741824, got -1"},
+      {{"--tokens=9223372036854775807"}, "--tokens: wanted 0 to"},
+      {{"--threads=-1"}, "--threads: wanted 0 to 1024, got -1"},
+      {{"--threads=100000000"}, "--threads: wanted 0 to 1024"},
+      {{"more"}, "wanted only flags, as --name=value; got \"more\""}};
+  for (const WrongInput& wrong : cases) {
+    const ProgramResult run = RunProgram("tools/generate", wrong.arguments);
+    EXPECT_EQ(run.exit_code, 1) << run.output;
+    EXPECT_THAT(run.output, HasSubstr(wrong.message));
+  }
+}
+
+TEST_F(TrainTest, AModelThatIsWholeOnEachRankIsSaved) {
+  for (const char* precision : {"fp32", "bf16"}) {
+    const ProgramResult run =
+        Train(precision,
+              {"--ranks=2", "--fsdp_version=1", "--sharding_strategy=NO_SHARD",
+               absl::StrCat("--mixed_precision=", precision)});
+    EXPECT_EQ(run.exit_code, 0) << run.output;
+  }
+}
+
 TEST_F(TrainTest, NothingThatWasSavedIsLost) {
   const ProgramResult run = Train("run", {"--ranks=2"});
   ASSERT_EQ(run.exit_code, 0) << run.output;
