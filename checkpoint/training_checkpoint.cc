@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
@@ -116,6 +117,29 @@ std::vector<int> FilesToVerify(const Manifest& manifest, int rank,
   return files;
 }
 
+// What differs between two models' settings, a JSON object each; whole texts
+// where they are none.
+std::string DescribeModels(const std::string& saved, const std::string& now) {
+  using Json = nlohmann::json;
+  const Json a = Json::parse(saved, nullptr, /*allow_exceptions=*/false);
+  const Json b = Json::parse(now, nullptr, /*allow_exceptions=*/false);
+  std::vector<std::string> differences;
+  const auto value = [](const Json& object, const std::string& key) {
+    return object.contains(key) ? object[key].dump() : "nothing";
+  };
+  if (a.is_object() && b.is_object()) {
+    Json keys = a;
+    keys.update(b);
+    for (const auto& [key, unused] : keys.items()) {
+      if (value(a, key) == value(b, key)) continue;
+      differences.push_back(absl::StrCat(key, ": saved ", value(a, key),
+                                         ", this run has ", value(b, key)));
+    }
+  }
+  if (!differences.empty()) return absl::StrJoin(differences, "; ");
+  return absl::StrCat("saved ", saved, ", this run has ", now);
+}
+
 absl::StatusOr<SavedTensors> ParseAndVerify(const Communicator& communicator,
                                             const std::string& path,
                                             const std::string& text,
@@ -125,9 +149,9 @@ absl::StatusOr<SavedTensors> ParseAndVerify(const Communicator& communicator,
     return Annotate(manifest.status(), absl::StrCat(path, "/", kManifestName));
   }
   if (manifest->model != model) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, ": is of another model: saved ", manifest->model,
-                     ", this run has ", model));
+    return absl::FailedPreconditionError(absl::StrCat(
+        path,
+        ": is of another model: ", DescribeModels(manifest->model, model)));
   }
   SavedTensors saved(path, *std::move(manifest));
   for (const int file : FilesToVerify(saved.manifest(), communicator.rank(),

@@ -15,6 +15,7 @@
 #include "kernels/fma_peak.h"
 #include "kernels/status.h"
 #include "runtime/data/checksum.h"
+#include "runtime/data/file_io.h"
 #include "runtime/device/stream.h"
 #include "runtime/optim/adamw.h"
 #include "runtime/optim/lr_schedule.h"
@@ -219,14 +220,17 @@ absl::Status TrainingRun::OpenFolder() {
     }
   }
   ASSIGN_OR_RETURN(saver_, RunSaver::Create(Parts(), options_.async_save));
-  absl::Status status;
-  if (first()) {
-    absl::StatusOr<MetricsFile> file =
-        MetricsFile::Open(folder_ + "/metrics.jsonl");
-    status = file.status();
-    if (file.ok()) metrics_.emplace(*std::move(file));
-  }
-  return world_->AgreeOnStatus(status, "open metrics");
+  return world_->AgreeOnStatus(first() ? OpenFiles() : absl::OkStatus(),
+                               "write to the run's folder");
+}
+
+// The flags are there from the start: a run that crashes is resumed with them.
+absl::Status TrainingRun::OpenFiles() {
+  RETURN_IF_ERROR(WriteFile(folder_ + "/options.yaml", TrainFlagsAsYaml()));
+  ASSIGN_OR_RETURN(MetricsFile file,
+                   MetricsFile::Open(folder_ + "/metrics.jsonl"));
+  metrics_.emplace(std::move(file));
+  return absl::OkStatus();
 }
 
 // How long the run is was found before it stopped, or will be measured now.
@@ -420,7 +424,6 @@ absl::Status TrainingRun::Finish(bool stopped) {
   RETURN_IF_ERROR(Save());
   RETURN_IF_ERROR(saver_->Finish());
   std::map<std::string, std::string> texts = side_files_;
-  texts["options.yaml"] = TrainFlagsAsYaml();
   texts["config.json"] = FolderConfigText(options_.model, options_.save_dtype,
                                           options_.model_config_text);
   RETURN_IF_ERROR(WriteFinishedRun(Parts(), options_, texts));
@@ -429,8 +432,11 @@ absl::Status TrainingRun::Finish(bool stopped) {
   }
   if (!first()) return absl::OkStatus();
   if (stopped) {
-    std::printf("stopped after step %d; go on with --out=%s --resume=latest\n",
-                static_cast<int>(state_.step), folder_.c_str());
+    std::printf(
+        "stopped after step %d; go on with --config=%s/options.yaml --out=%s "
+        "--ranks=%d --resume=latest\n",
+        static_cast<int>(state_.step), folder_.c_str(), folder_.c_str(),
+        world_->world_size());
   }
   const std::string checkpoint =
       CheckpointPath(SaveOptionsOf(Parts(), state_).folder, state_.step);

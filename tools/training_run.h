@@ -51,6 +51,7 @@ class TrainingRun {
   absl::Status LoadModel();
   absl::Status MakeTrainer();
   absl::Status OpenFolder();
+  absl::Status OpenFiles();
   absl::Status TakeChosenSteps();
   absl::Status MeasurePeak();
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "runtime/data/file_io.h"
 #include "tests/training/small_runs.h"
 
@@ -118,14 +119,21 @@ TEST_F(TrainTest, ASignalSavesAllRanksAtTheSameStep) {
     Program program("tools/train",
                     Arguments(out, {"--ranks=2", "--steps=100000"}));
     ASSERT_TRUE(program.WaitForOutput("step 3/"));
+    // There from the start, for a run that crashes.
+    EXPECT_TRUE(fs::exists(Path(out + "/options.yaml")));
     program.Signal(signal);
     const ProgramResult run = program.Wait();
     EXPECT_EQ(run.exit_code, 0) << run.output;
-    EXPECT_THAT(run.output, HasSubstr("--resume=latest"));
+    const Strings go_on = {"--config=" + Path(out + "/options.yaml"),
+                           "--out=" + Path(out), "--ranks=2",
+                           "--resume=latest"};
+    EXPECT_THAT(run.output,
+                HasSubstr("go on with " + absl::StrJoin(go_on, " ")));
     const auto metrics = Metrics(Path(out + "/metrics.jsonl"));
     const auto last = static_cast<int64_t>(metrics.back()["step"]);
-    const ProgramResult more = Train(out, {"--ranks=2", "--resume=latest",
-                                           absl::StrCat("--steps=", last + 2)});
+    Strings two_more = go_on;
+    two_more.push_back(absl::StrCat("--steps=", last + 2));
+    const ProgramResult more = RunProgram("tools/train", two_more);
     EXPECT_EQ(more.exit_code, 0) << more.output;
     EXPECT_THAT(more.output,
                 HasSubstr(absl::StrCat("step ", last + 1, "/", last + 2)));
@@ -252,6 +260,8 @@ TEST_F(TrainTest, NothingThatWasSavedIsLost) {
   const ProgramResult other =
       Train("run", {"--ranks=2", "--resume=latest", "--hidden=64"});
   EXPECT_THAT(other.output, HasSubstr("is of another model"));
+  EXPECT_THAT(other.output,
+              HasSubstr("hidden_size: saved 32, this run has 64"));
   const ProgramResult seed =
       Train("run", {"--ranks=2", "--resume=latest", "--seed=9"});
   EXPECT_THAT(seed.output, HasSubstr("its --seed is 1, this run has 9"));
