@@ -41,7 +41,7 @@ absl::Status CompareFlags(Store& store) {
 
 absl::Status RunRank(const TrainOptions& options,
                      const RankEnvironment& environment) {
-  std::signal(SIGXFSZ, SIG_IGN);  // A full disk is an error, see SaveRun.
+  std::signal(SIGXFSZ, SIG_IGN);  // A file at its limit is an error.
   std::signal(SIGPIPE, SIG_IGN);
   const StopSignal stop;
   ASSIGN_OR_RETURN(const std::shared_ptr<Store> store, MeetRanks(environment));

@@ -27,7 +27,7 @@ ABSL_FLAG(std::vector<std::string>, text, {},
 ABSL_FLAG(std::string, out, "",
           "folder of the run; default: a new one in the cache");
 ABSL_FLAG(std::string, resume, "",
-          "\"latest\" (in --out) or the path of a checkpoint");
+          "\"latest\" (in --out), or the path of a run or of a checkpoint");
 ABSL_FLAG(int64_t, steps, 1200, "optimizer steps");
 ABSL_FLAG(double, minutes, 0,
           "train about this long: the first steps are measured and --steps is "

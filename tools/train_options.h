@@ -15,7 +15,7 @@ struct TrainOptions {
   // The run.
   std::vector<std::string> text;
   std::string out;     // Its folder.
-  std::string resume;  // "", "latest" or the path of a checkpoint.
+  std::string resume;  // "", "latest", or the path of a run or checkpoint.
   int64_t steps = 0;
   double minutes = 0;  // If above 0, `steps` is found by measuring.
   int64_t save_every = 0;

@@ -59,7 +59,7 @@ absl::StatusOr<std::string> ReadText(const PickleGraph& graph, PickleRef ref,
   return Wrong(graph, what, ref);
 }
 
-// Number of elements; in the order of the file, so that a 0 excuses nothing.
+// Number of elements; in the order of the file: a 0 excuses what follows it.
 absl::StatusOr<int64_t> CountElements(const Dims& sizes, int64_t bytes) {
   int64_t count = 1;
   int64_t num_bytes = 0;
