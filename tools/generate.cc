@@ -19,6 +19,7 @@
 #include "tools/flag_file.h"
 #include "tools/model_tokenizer.h"
 #include "tools/text_generator.h"
+#include "tools/wait_policy.h"
 
 ABSL_FLAG(std::string, run, "",
           "folder that a run has written; default: the newest in the cache");
@@ -120,6 +121,7 @@ absl::Status Generate(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  tessera::SleepWhileWaiting(argv);
   // Standard output is for the text.
   spdlog::set_default_logger(spdlog::stderr_color_mt("generate"));
   absl::Status status;

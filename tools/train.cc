@@ -17,6 +17,7 @@
 #include "tools/stop_signal.h"
 #include "tools/train_options.h"
 #include "tools/training_run.h"
+#include "tools/wait_policy.h"
 
 namespace tessera {
 namespace {
@@ -61,11 +62,24 @@ absl::Status RunRank(const TrainOptions& options,
   return run->Run();
 }
 
+absl::Status CheckText(const TrainOptions& options) {
+  for (const std::string& text : options.text) {
+    if (text.empty()) {
+      return absl::InvalidArgumentError(
+          "--text: wanted files, as FILE,FILE; got an empty name");
+    }
+    const absl::Status status = ReadableFile::Open(text).status();
+    if (status.ok()) continue;
+    const bool own = text == CacheFolder() + "/kjv.txt";
+    return Annotate(status, own ? "--text: tools/setup prepares the default; "
+                                  "run it, or give another"
+                                : "--text");
+  }
+  return absl::OkStatus();
+}
+
 // What would be wrong on every rank is said once.
 absl::Status CheckInput(const TrainOptions& options) {
-  for (const std::string& text : options.text) {
-    RETURN_IF_ERROR(ReadableFile::Open(text).status());
-  }
   ASSIGN_OR_RETURN(const MeshShape mesh, ParseMeshShape(options.mesh));
   ASSIGN_OR_RETURN(const MeshShape resolved,
                    ResolveMeshShape(mesh, static_cast<int>(options.ranks)));
@@ -89,6 +103,7 @@ absl::StatusOr<int> Main(int argc, char** argv) {
   RETURN_IF_ERROR(EnterCallersFolder());
   RETURN_IF_ERROR(ParseTrainFlags(argc, argv));
   ASSIGN_OR_RETURN(const TrainOptions options, TrainOptionsFromFlags());
+  RETURN_IF_ERROR(CheckText(options));
   ASSIGN_OR_RETURN(const RankEnvironment environment, ReadRankEnvironment());
   if (environment.source.empty() && options.ranks > 1) {
     return StartRanks(options, argc, argv);
@@ -101,6 +116,7 @@ absl::StatusOr<int> Main(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  tessera::SleepWhileWaiting(argv);
   absl::StatusOr<int> code = 0;
   const absl::Status thrown =
       tessera::Try([&] { code = tessera::Main(argc, argv); });

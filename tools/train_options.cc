@@ -101,7 +101,8 @@ ABSL_FLAG(std::string, backward_prefetch, "BACKWARD_PRE",
           "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH");
 ABSL_FLAG(bool, forward_prefetch, false, "gather a unit ahead in forward");
 ABSL_FLAG(bool, limit_all_gathers, true, "at most two gathered units");
-ABSL_FLAG(std::string, mixed_precision, "fp32", "fp32, bf16 or fp16");
+ABSL_FLAG(std::string, mixed_precision, "fp32",
+          "fp32, bf16 or fp16; fp8 is computed in bf16");
 
 namespace tessera {
 namespace {
@@ -220,6 +221,19 @@ LlamaConfig LlamaFromFlags() {
   return config;
 }
 
+// A flag that the kind of model has no use for would have no effect.
+absl::Status CheckModelUses(const std::string& name) {
+  if (name == "gpt2" && absl::GetFlag(FLAGS_kv_heads) > 0) {
+    return Wrong("kv_heads", "0 for gpt2, whose heads share nothing",
+                 absl::StrCat(absl::GetFlag(FLAGS_kv_heads)));
+  }
+  if (name == "llama" && absl::GetFlag(FLAGS_dropout) > 0) {
+    return Wrong("dropout", "0 for llama; it has --attention_dropout",
+                 absl::StrCat(absl::GetFlag(FLAGS_dropout)));
+  }
+  return absl::OkStatus();
+}
+
 // A folder says what its model is: flags of a new one would have no effect.
 absl::Status CheckNoModelFlags() {
   for (const char* name :
@@ -256,6 +270,7 @@ absl::Status SetModelFromFolder(const std::string& folder,
 
 absl::Status SetModel(TrainOptions& options) {
   const std::string name = absl::GetFlag(FLAGS_model);
+  RETURN_IF_ERROR(CheckModelUses(name));
   if (name == "gpt2") {
     const GPT2Config config = GPT2FromFlags();
     options.model = config;

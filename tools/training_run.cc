@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/load_weights.h"
 #include "checkpoint/huggingface/save_folder.h"
@@ -124,8 +125,12 @@ absl::Status TrainingRun::OpenText() {
   ASSIGN_OR_RETURN(const std::shared_ptr<const TokenFile> tokens,
                    OpenCachedTokens(options_.text, tokenizer_.tokenizer(),
                                     CacheFolder() + "/tokens"));
-  ASSIGN_OR_RETURN(text_,
-                   SplitText(tokens, options_.seq, options_.validation_share));
+  absl::StatusOr<TextSplit> split =
+      SplitText(tokens, options_.seq, options_.validation_share);
+  if (!split.ok()) {
+    return Annotate(split.status(), absl::StrJoin(options_.text, ","));
+  }
+  text_ = *std::move(split);
   state_.values["text"] = ChecksumText(tokens->fingerprint());
   sampler_ = std::make_unique<Sampler>(
       SamplerOptions{.num_samples = text_->train.num_windows(),
@@ -309,6 +314,10 @@ absl::Status TrainingRun::Train(bool* stopped) {
   start_ = measured_since_ = Clock::now();
   measured_step_ = state_.step;
   const int64_t first_step = state_.step;
+  if (state_.step >= num_steps_ && first()) {
+    std::printf("nothing to train: the checkpoint is of step %d of %d\n",
+                static_cast<int>(state_.step), static_cast<int>(num_steps_));
+  }
   while (state_.step < num_steps_ && !*stopped) {
     const StepResult result = TakeStep();
     *stopped = result.stop;

@@ -189,7 +189,10 @@ TEST_F(TrainTest, WrongInputEndsSoonAndSaysWhat) {
       {{"--config=" + Path("bad.yaml")}, "bad.yaml:1: unknown option"},
       {{"--config=" + Path("none.yaml")}, "none.yaml"},
       {{"--text=" + Path("none.txt")}, "none.txt"},
-      {{"--text=" + Path("short.txt")}, "has 9 tokens"},
+      {{"--text=" + Path("short.txt")}, "short.txt: text: has 9 tokens"},
+      {{"--text=,,"}, "--text: wanted files, as FILE,FILE"},
+      {{"--model=llama", "--dropout=0.5"}, "--dropout: wanted 0 for llama"},
+      {{"--model=gpt2", "--kv_heads=1"}, "--kv_heads: wanted 0 for gpt2"},
       {{"--heads=5"}, "n_head"},
       {{"--model=gpt5"},
        "--model: wanted gpt2 or llama, or a folder with a config.json, got "
@@ -257,6 +260,9 @@ TEST_F(TrainTest, NothingThatWasSavedIsLost) {
   const ProgramResult again = Train("run", {"--ranks=2"});
   EXPECT_NE(again.exit_code, 0);
   EXPECT_THAT(again.output, HasSubstr("holds a run that was saved at step 6"));
+  const ProgramResult done = Train("run", {"--ranks=2", "--resume=latest"});
+  EXPECT_THAT(done.output, HasSubstr("nothing to train: the checkpoint is of "
+                                     "step 6 of 6"));
   const ProgramResult other =
       Train("run", {"--ranks=2", "--resume=latest", "--hidden=64"});
   EXPECT_THAT(other.output, HasSubstr("is of another model"));
