@@ -332,7 +332,9 @@ class StoreServer::Impl {
           id, absl::DeadlineExceededError(absl::StrCat(
                   "of ", options_.world_size, " ranks ",
                   options_.world_size - awaited.size(),
-                  " have come; missing: ", absl::StrJoin(awaited, ", "))));
+                  " have come; missing: ", absl::StrJoin(awaited, ", "),
+                  "; start them with this MASTER_ADDR and MASTER_PORT, or "
+                  "correct WORLD_SIZE")));
     }
     if (HaveAll(waiting.keys)) {
       if (waiting.type == MessageType::kWait) {

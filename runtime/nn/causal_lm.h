@@ -20,6 +20,11 @@ struct LossOptions {
   std::optional<double> divisor = {};
 };
 
+// Of any size in a configuration, and of its blocks: what a damaged file asks
+// for beyond them is an error before it is a model.
+inline constexpr int64_t kLargestModelSize = int64_t{1} << 31;
+inline constexpr int64_t kMostBlocks = 10000;
+
 // The projection to logits, which can also end in the loss without ever
 // storing the logits twice. Class "Linear", parameter "weight" [V, D].
 class LanguageModelHead : public Linear {

@@ -44,7 +44,13 @@ void CheckConfig(const GPT2Config& config) {
         {"n_head", config.n_head},
         {"n_inner", config.inner()}}) {
     Require(value > 0, absl::StrCat(name, " is ", value, ", not positive"));
+    Require(
+        value <= kLargestModelSize,
+        absl::StrCat(name, " is ", value, ", more than ", kLargestModelSize));
   }
+  Require(
+      config.n_layer <= kMostBlocks,
+      absl::StrCat("n_layer is ", config.n_layer, ", more than ", kMostBlocks));
   Require(config.n_embd % config.n_head == 0,
           absl::StrCat("n_embd ", config.n_embd, " is no multiple of n_head ",
                        config.n_head));

@@ -63,7 +63,13 @@ void CheckConfig(const LlamaConfig& config) {
            {"sliding_window", config.sliding_window.value_or(1)},
        }) {
     Require(value > 0, absl::StrCat(name, " is ", value, ", not positive"));
+    Require(
+        value <= kLargestModelSize,
+        absl::StrCat(name, " is ", value, ", more than ", kLargestModelSize));
   }
+  Require(config.num_hidden_layers <= kMostBlocks,
+          absl::StrCat("num_hidden_layers is ", config.num_hidden_layers,
+                       ", more than ", kMostBlocks));
   Require(config.head_dim.has_value() ||
               config.hidden_size % config.num_attention_heads == 0,
           absl::StrCat("hidden_size ", config.hidden_size,
