@@ -4,7 +4,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -111,12 +113,22 @@ absl::Status BackgroundSaver::Start(const SaveOptions& options,
   job->start = Clock::now();
   job->report.step = options.state.step;
   job->report.stopped_seconds = SecondsSince(asked);
-  job_ = std::move(job);
-  job_->thread =
-      std::thread([job = job_.get(), communicator = communicator_.get()] {
-        job->Run(*communicator);
-      });
-  return absl::OkStatus();
+  // Where a rank has no thread to spare, nobody begins to write.
+  std::promise<bool> go;
+  status = Try([&] {
+    job->thread = std::thread([job = job.get(), start = go.get_future().share(),
+                               communicator = communicator_.get()] {
+      if (start.get()) job->Run(*communicator);
+    });
+  });
+  status = communicator_->AgreeOnStatus(status, "start a thread for saving");
+  go.set_value(status.ok());
+  if (status.ok()) {
+    job_ = std::move(job);
+  } else if (job->thread.joinable()) {
+    job->thread.join();
+  }
+  return status;
 }
 
 absl::Status BackgroundSaver::Finish() {

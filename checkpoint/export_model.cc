@@ -36,7 +36,11 @@ absl::StatusOr<SafetensorsWriter> StartExport(FullyShardedModule& module,
 absl::Status WriteExported(SafetensorsWriter& writer, const std::string& name,
                            const Tensor& tensor, const ExportOptions& options) {
   const DType dtype = ExportedType(tensor.dtype(), options);
-  return writer.Write(name, ops::Contiguous(ops::Cast(tensor, dtype)));
+  Tensor written;
+  // Lack of memory is this rank's error alone: the others go on gathering.
+  RETURN_IF_ERROR(
+      Try([&] { written = ops::Contiguous(ops::Cast(tensor, dtype)); }));
+  return writer.Write(name, written);
 }
 
 // The shapes that a file must have, by name.

@@ -1,6 +1,8 @@
 #include "checkpoint/manifest.h"
 
+#include <charconv>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/byte_reader.h"
@@ -62,8 +64,17 @@ ManifestTensor TensorFromJson(const std::string& name, const Json& json) {
 }
 
 ManifestFile FileFromJson(const Json& json) {
-  return {json.at("name").get<std::string>(), json.at("bytes").get<int64_t>(),
-          std::stoull(json.at("xxh3").get<std::string>(), nullptr, 16)};
+  const auto name = json.at("name").get<std::string>();
+  const auto text = json.at("xxh3").get<std::string>();
+  uint64_t checksum = 0;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, checksum, 16);
+  if (error != std::errc() || at != end) {
+    throw Error(absl::DataLossError(
+        absl::StrCat("the checksum of file ", name, " is \"", text,
+                     "\", wanted a number in base 16")));
+  }
+  return {name, json.at("bytes").get<int64_t>(), checksum};
 }
 
 RunState StateFromJson(const Json& json) {

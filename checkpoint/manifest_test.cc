@@ -57,6 +57,7 @@ TEST(ManifestTest, AnythingElseIsRefused) {
            {"\"rank-1\"", "\"..\""},
            {"\"rank-1\"", "7"},
            {"\"0123456789abcdef\"", "\"zebra\""},
+           {"\"0123456789abcdef\"", "\"12zz\""},
            {"\"step\"", "\"stop\""},
            {"\"pieces\"", "\"piece\""},
            {"\"Philox4x32-10\"", "\"MT19937\""},

@@ -78,6 +78,10 @@ absl::StatusOr<std::string> PlainValue(const YAML::Node& node) {
 
 absl::Status SetFlag(const std::string& where, const std::string& name,
                      const YAML::Node& node, const std::string& source) {
+  if (name == "config") {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "config: a file of options names no other"));
+  }
   const std::vector<std::string> names = NamesOf(source);
   if (std::find(names.begin(), names.end(), name) == names.end()) {
     return UnknownName(where, name, source);

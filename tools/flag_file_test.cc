@@ -50,6 +50,8 @@ TEST(FlagFileTest, WrongFilesSayWhere) {
   EXPECT_THAT(Load("batch: [1\n"), StatusIs(kWrong, "flags.yaml"));
   EXPECT_THAT(Load("batch: 1\nrate: 1\nbatch: 2\n"),
               StatusIs(kWrong, "flags.yaml:3: \"batch\" is given twice"));
+  EXPECT_THAT(Load("config: other.yaml\n"),
+              StatusIs(kWrong, "a file of options names no other"));
   EXPECT_THAT(Load("batch: 1\n---\nbatch: 2\n"),
               StatusIs(kWrong, "wanted one document, got 2"));
   EXPECT_THAT(LoadFlagFile("/none.yaml", kSource),

@@ -344,10 +344,14 @@ StepResult TrainingRun::TakeStep() {
       stop_.requested());
   // A norm that is none has spoilt what would be saved after this step.
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-    throw Error(absl::FailedPreconditionError(
-        absl::StrCat("step ", state_.step + 1, ": the loss is ", result.loss,
-                     ", the norm of the gradient ", result.grad_norm,
-                     "; lower --lr, or resume from an earlier checkpoint")));
+    throw Error(absl::FailedPreconditionError(absl::StrCat(
+        "step ", state_.step + 1, ": the loss is ", result.loss,
+        ", the norm of the gradient ", result.grad_norm,
+        "; lower --lr, or resume from an earlier checkpoint",
+        options_.sharding.mixed_precision.param_dtype == DType::kFloat16
+            ? "; float16 holds no number above 65504: "
+              "--mixed_precision=bf16 does"
+            : "")));
   }
   ++state_.step;
   state_.data_position = sampler_->position();

@@ -360,7 +360,11 @@ absl::Status CheckItems(const DistributedMetadata& metadata) {
 absl::Status CheckTensor(const DistributedTensor& tensor) {
   int64_t num_bytes = tensor.type->element_bytes;
   for (const int64_t size : tensor.shape.sizes()) {
-    if (size >= 0 && MultiplySizes(num_bytes, size, num_bytes)) continue;
+    // A 0 does not excuse an overflow beside it.
+    if (size >= 0 &&
+        MultiplySizes(num_bytes, std::max<int64_t>(size, 1), num_bytes)) {
+      continue;
+    }
     return absl::InvalidArgumentError(absl::StrCat(
         "the shape ", tensor.shape.ToString(), " overflows 63 bits"));
   }

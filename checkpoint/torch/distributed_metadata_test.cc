@@ -96,6 +96,11 @@ TEST(DistributedMetadataTest, RefusesWhatDoesNotFit) {
        },
        "overflows 63 bits"},
       {[](auto&, auto& t) {
+         t.shape = {0, 1 << 30, 1 << 30, 1 << 30};
+         t.chunks.clear();
+       },
+       "overflows 63 bits"},
+      {[](auto&, auto& t) {
          t.shape = {1 << 20, 1 << 20};
          t.chunks.pop_back();
          t.chunks[0].box.sizes = t.shape.sizes();

@@ -135,6 +135,8 @@ TEST(TorchFileTest, RefusesWindowsThatReachOverTheirStorage) {
        "overflows 63 bits"},
       {{.sizes = {1 << 30, 1 << 30, 1 << 30, 0}, .strides = {0, 0, 0, 0}},
        "overflows 63 bits"},
+      {{.sizes = {0, 1 << 30, 1 << 30, 1 << 30}, .strides = {0, 0, 0, 0}},
+       "overflows 63 bits"},
       {{.sizes = {1 << 30}, .strides = {0}}, "ten times the file's size"},
       {{.num_elements = 5}, "has 24 bytes, the pickle says 20"},
       {{.num_elements = int64_t{1} << 62}, "overflows 63 bits"},
@@ -161,7 +163,8 @@ TEST(TorchFileTest, RefusesOneStorageWithTwoTypes) {
   EXPECT_THAT(ErrorOf(MakeFile(p.Finish())), HasSubstr("used with two types"));
 }
 
-TEST(TorchFileTest, ReadsUntypedStoragesAndParameters) {
+// A parameter of `size` elements from the second on, in untyped bytes.
+std::string UntypedParameter(const std::string& dtype, int64_t size) {
   Pickler p;
   p.Global("torch._utils", "_rebuild_parameter");
   p.Mark();
@@ -176,18 +179,27 @@ TEST(TorchFileTest, ReadsUntypedStoragesAndParameters) {
   p.Tuple();
   p.PersistentId();
   p.Int(2);
-  p.IntTuple(Dims{10});
+  p.IntTuple(Dims{size});
   p.IntTuple(Dims{1});
   p.Bool(false);
   p.None();
-  p.Global("torch", "uint16");
+  p.Global("torch", dtype);
   p.Tuple();
   p.Reduce();
   p.Bool(true);
   p.None();
   p.Tuple();
   p.Reduce();
-  const auto file = TorchFile::Open(MakeFile(p.Finish()));
+  return p.Finish();
+}
+
+TEST(TorchFileTest, ReadsUntypedStoragesAndParameters) {
+  const auto floats = TorchFile::Open(MakeFile(UntypedParameter("float32", 4)));
+  ASSERT_OK(floats);
+  const auto read = floats->ReadValue();
+  ASSERT_OK(read);
+  EXPECT_THAT(read->AsTensor()->ToVector<float>(), ElementsAre(2, 3, 4, 5));
+  const auto file = TorchFile::Open(MakeFile(UntypedParameter("uint16", 10)));
   ASSERT_OK(file);
   const TorchTensor& tensor = file->entries()[0].tensor;
   EXPECT_EQ(tensor.type->name, "uint16");

@@ -59,19 +59,17 @@ absl::StatusOr<std::string> ReadText(const PickleGraph& graph, PickleRef ref,
   return Wrong(graph, what, ref);
 }
 
-// Number of elements; in the order of the file: a 0 excuses what follows it.
+// Number of elements. A 0 does not excuse an overflow beside it: strides are
+// products of the others.
 absl::StatusOr<int64_t> CountElements(const Dims& sizes, int64_t bytes) {
+  int64_t num_bytes = bytes;
   int64_t count = 1;
-  int64_t num_bytes = 0;
   for (const int64_t size : sizes) {
-    if (!MultiplySizes(count, size, count)) {
+    if (!MultiplySizes(num_bytes, std::max<int64_t>(size, 1), num_bytes)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "the shape ", Shape(sizes).ToString(), " overflows 63 bits"));
     }
-  }
-  if (!MultiplySizes(count, bytes, num_bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the shape ", Shape(sizes).ToString(), " overflows 63 bits"));
+    count *= size;
   }
   return count;
 }

@@ -112,9 +112,10 @@ absl::StatusOr<PickleValue> ValueReader::ReadTensor(PickleRef ref) {
                                  " ", tensor.shape.ToString())});
   }
   const DType dtype = *tensor.type->dtype;
-  // Booleans are gathered, which makes them 0 or 1.
+  // Booleans are gathered, which makes them 0 or 1; a storage without a type
+  // may begin in the middle of an element.
   if (tensor.IsContiguous() && dtype != DType::kBool &&
-      tensor.shape.num_elements() > 0) {
+      tensor.storage.type != nullptr && tensor.shape.num_elements() > 0) {
     ASSIGN_OR_RETURN(const std::shared_ptr<Storage> storage,
                      LoadStorage(tensor.storage));
     return PickleValue(

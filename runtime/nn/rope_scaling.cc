@@ -10,6 +10,9 @@
 namespace tessera {
 namespace {
 
+// Positions are counted in 64 bits; nobody stretches a text by more.
+constexpr double kLargestFactor = 1e6;
+
 void Require(bool condition, const std::string& message) {
   if (condition) return;
   throw Error(absl::InvalidArgumentError("rope: " + message));
@@ -80,6 +83,8 @@ void CheckConfig(const RopeConfig& config) {
   if (type == "default") return;
   Require(config.factor >= 1.0,
           absl::StrCat("factor ", config.factor, " is below 1"));
+  Require(config.factor <= kLargestFactor,
+          absl::StrCat("factor ", config.factor, " is above ", kLargestFactor));
   Require(config.original_max_position_embeddings.value_or(2) > 1,
           "original_max_position_embeddings must be above 1");
   Require(config.attention_factor.value_or(1) > 0,
@@ -107,6 +112,8 @@ RopeScaling::RopeScaling(const RopeConfig& config, int64_t head_dim,
   Require(config.rope_type != "dynamic" || head_dim > 2,
           "dynamic wants a head_dim above 2");
   if (config.rope_type != "longrope") return;
+  Require(original_ > 1,
+          "longrope wants an original_max_position_embeddings above 1");
   for (const auto* factors : {&config.short_factor, &config.long_factor}) {
     Require(static_cast<int64_t>(factors->size()) == head_dim / 2,
             absl::StrCat("short_factor and long_factor want ", head_dim / 2,

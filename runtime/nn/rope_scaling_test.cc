@@ -180,6 +180,8 @@ TEST(RopeScalingTest, Refusals) {
                       "\"spiral\" is not supported");
   EXPECT_THROWS_ERROR(make({.rope_type = "linear", .factor = 0.5}, 8), kInvalid,
                       "factor 0.5 is below 1");
+  EXPECT_THROWS_ERROR(make({.rope_type = "linear", .factor = 1e300}, 8),
+                      kInvalid, "is above 1e+06");
   EXPECT_THROWS_ERROR(make({.rope_type = "dynamic", .factor = 2}, 2), kInvalid,
                       "head_dim above 2");
   EXPECT_THROWS_ERROR(
