@@ -102,6 +102,7 @@ TEST_P(CommunicatorRecoveryTest, StreamThatLackedMemory) {
     Stream first(CurrentDevice(), "first", StreamMode::kQueued);
     Stream second(CurrentDevice(), "second", StreamMode::kQueued);
     Tensor x = MakeTensor(1000, DType::kFloat32);
+    Tensor y = MakeTensor(1000, DType::kFloat32);
     if (comm->rank() == LastRank(*comm)) {
       first.Enqueue("Gelu", [] {
         absl::SleepFor(absl::Milliseconds(20));
@@ -109,7 +110,7 @@ TEST_P(CommunicatorRecoveryTest, StreamThatLackedMemory) {
       });
     }
     (void)comm->AllReduce({&x, 1}, {}, first, "h.0");
-    (void)comm->AllReduce({&x, 1}, {}, second, "h.1");
+    (void)comm->AllReduce({&y, 1}, {}, second, "h.1");
     const absl::Status first_status = Try([&] { first.Synchronize(); });
     const absl::Status second_status = Try([&] { second.Synchronize(); });
     EXPECT_THAT(first_status,

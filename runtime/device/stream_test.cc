@@ -22,7 +22,7 @@ constexpr StreamMode kModes[] = {StreamMode::kInline, StreamMode::kQueued};
 class Gate {
  public:
   std::function<void()> Work() {
-    return [this] { opened_.wait(); };
+    return [opened = opened_] { opened.wait(); };
   }
   void Open() { open_.set_value(); }
 
