@@ -272,8 +272,9 @@ absl::StatusOr<DistributedPath> MetadataParser::ReadPath(PickleRef ref) {
     }
     ASSIGN_OR_RETURN(const int64_t index, ReadSize(step));
     const size_t num_keys = metadata_.tensors.size() + metadata_.values.size();
-    if (index > kMaxMissingItems + static_cast<int64_t>(num_keys))
+    if (index > kMaxMissingItems + static_cast<int64_t>(num_keys)) {
       return Wrong("the index of a list", step);
+    }
     path.emplace_back(index);
   }
   return path;

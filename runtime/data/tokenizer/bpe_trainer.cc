@@ -140,6 +140,7 @@ class Merger {
 // Special tokens, then the characters of bytes in the order of Unicode.
 std::vector<std::string> FirstTokens(const BpeTrainerOptions& options) {
   std::vector<char32_t> characters;
+  characters.reserve(kNumBytes);
   for (int byte = 0; byte < kNumBytes; ++byte) {
     characters.push_back(CharacterOfByte(static_cast<uint8_t>(byte)));
   }
