@@ -31,17 +31,26 @@ std::vector<ShardFile> SplitIntoShards(const std::vector<TensorSpec>& tensors,
   return files;
 }
 
+namespace {
+
+// Bytes of "KB" and the like, in capitals or not; 0 for anything else.
+double BytesOfUnit(std::string name) {
+  for (char& c : name) c = static_cast<char>(std::toupper(c));
+  double bytes = 1;
+  for (const char* unit : {"KB", "MB", "GB", "TB"}) {
+    bytes *= 1e3;
+    if (name == unit) return bytes;
+  }
+  return 0;
+}
+
+}  // namespace
+
 absl::StatusOr<int64_t> ParseShardSize(const std::string& text) {
   std::string number = text;
   double unit = 1;
   if (text.size() > 2 && std::isdigit(text.back()) == 0) {
-    std::string name = text.substr(text.size() - 2);
-    for (char& c : name) c = static_cast<char>(std::toupper(c));
-    unit = name == "KB"   ? 1e3
-           : name == "MB" ? 1e6
-           : name == "GB" ? 1e9
-           : name == "TB" ? 1e12
-                          : 0;
+    unit = BytesOfUnit(text.substr(text.size() - 2));
     number.resize(text.size() - 2);
   }
   double value = 0;
