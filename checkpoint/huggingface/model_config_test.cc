@@ -100,9 +100,8 @@ TEST(ModelConfigTest, Refusals) {
                 "must be an integer");
   ExpectRefused(R"({"model_type": "llama", "hidden_size": 0})",
                 "hidden_size is 0, not positive");
-  ExpectRefused(
-      R"({"model_type": "llama", "num_hidden_layers": 99999999999})",
-      "num_hidden_layers is 99999999999, more than 2147483648");
+  ExpectRefused(R"({"model_type": "llama", "num_hidden_layers": 99999999999})",
+                "num_hidden_layers is 99999999999, more than 2147483648");
   ExpectRefused(R"({"model_type": "llama", "num_hidden_layers": 20000})",
                 "num_hidden_layers is 20000, more than 10000");
   ExpectRefused(R"({"model_type": "gpt2", "n_layer": 20000})",
