@@ -50,7 +50,9 @@ std::string FamilyName(LlamaFamily family) {
   return "";
 }
 
-void CheckConfig(const LlamaConfig& config) {
+namespace {
+
+void CheckSizes(const LlamaConfig& config) {
   for (const auto& [name, value] : {
            std::pair<const char*, int64_t>{"vocab_size", config.vocab_size},
            {"hidden_size", config.hidden_size},
@@ -70,6 +72,12 @@ void CheckConfig(const LlamaConfig& config) {
   Require(config.num_hidden_layers <= kMostBlocks,
           absl::StrCat("num_hidden_layers is ", config.num_hidden_layers,
                        ", more than ", kMostBlocks));
+}
+
+}  // namespace
+
+void CheckConfig(const LlamaConfig& config) {
+  CheckSizes(config);
   Require(config.head_dim.has_value() ||
               config.hidden_size % config.num_attention_heads == 0,
           absl::StrCat("hidden_size ", config.hidden_size,
