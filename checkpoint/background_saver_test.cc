@@ -13,11 +13,11 @@
 #include <thread>
 #include <vector>
 
-#include "checkpoint/tensor_pieces.h"
 #include "runtime/data/file_io.h"
 #include "tests/testing/file_operations.h"
 #include "tests/testing/run_ranks.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/tensor_pieces.h"
 
 namespace tessera {
 namespace {

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "checkpoint/sharded_state.h"
-#include "checkpoint/tensor_pieces.h"
 #include "checkpoint/training_checkpoint.h"
 #include "runtime/nn/gpt2.h"
 #include "runtime/optim/adamw.h"
 #include "tests/testing/run_ranks.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/tensor_pieces.h"
 
 namespace tessera {
 namespace {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/tensor_pieces.h"
 #include "runtime/data/file_io.h"
 #include "tests/testing/run_ranks.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/tensor_pieces.h"
 
 namespace tessera {
 namespace {

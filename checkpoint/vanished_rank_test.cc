@@ -9,12 +9,12 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "checkpoint/background_saver.h"
-#include "checkpoint/tensor_pieces.h"
 #include "checkpoint/training_checkpoint.h"
 #include "runtime/data/file_io.h"
 #include "tests/testing/file_operations.h"
 #include "tests/testing/run_ranks.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/tensor_pieces.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/attention_reference.h"
+#include "tests/testing/attention_reference.h"
 #include "tests/testing/instruction_sets.h"
 
 namespace tessera {
