@@ -168,8 +168,34 @@ class KeyHeadBackward {
       const auto scaled = hn::Mul(hn::Mul(weight, grad), scale);
       hn::Store(mask.Visible(j, scaled, zero), d, grads + j * width_);
     }
+    if (sizes_.keys <= kKeysOfBlock) BalanceGradients(mask, i);
     ClearUnseen(block, mask, width_, weights);
     ClearUnseen(block, mask, width_, grads);
+  }
+
+  // The gradients of a query's scores add up to zero, since softmax does not
+  // see what is added to all scores. Rounding leaves a rest, which an optimizer
+  // that divides by the size of a gradient makes large in a bias of the keys.
+  // Where all keys are in one block, each takes its share of the rest.
+  void BalanceGradients(const LaneMask<T>& mask, int64_t i) {
+    const hn::CappedTag<T, kVectorLanes<T>> d;
+    const auto zero = hn::Zero(d);
+    const T* const weights = weights_ + i;
+    T* const grads = grad_scores_ + i;
+    auto rest = zero;
+    auto total = zero;
+    for (int64_t j = mask.begin(); j < mask.end(); ++j) {
+      rest = hn::Add(rest, hn::Load(d, grads + j * width_));
+      total = hn::Add(total, hn::Load(d, weights + j * width_));
+    }
+    // A query that sees no key has neither.
+    total = hn::IfThenElse(hn::Eq(total, zero), hn::Set(d, T{1}), total);
+    const auto share = hn::Div(rest, total);
+    for (int64_t j = mask.begin(); j < mask.end(); ++j) {
+      const auto grad = hn::NegMulAdd(hn::Load(d, weights + j * width_), share,
+                                      hn::Load(d, grads + j * width_));
+      hn::Store(grad, d, grads + j * width_);
+    }
   }
 
   const AttentionBackwardArgs& args_;

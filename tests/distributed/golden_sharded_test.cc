@@ -85,11 +85,12 @@ class Rank {
       optimizer.Step();
       sharded_->ZeroGrad();
     }
-    sharded_->ForEachFullParameter([&](const std::string& name,
-                                       const Tensor& whole) {
-      EXPECT_TRUE(CloseAfterTraining(name, whole, training, kTrainedTolerance))
-          << name;
-    });
+    sharded_->ForEachFullParameter(
+        [&](const std::string& name, const Tensor& whole) {
+          EXPECT_TRUE(CloseInRms(whole, training.parameters.at(name),
+                                 kTrainedTolerance))
+              << name;
+        });
   }
 
  private:

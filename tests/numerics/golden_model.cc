@@ -118,33 +118,4 @@ absl::StatusOr<std::shared_ptr<CausalLM>> MakeGoldenModel(
   return model;
 }
 
-::testing::AssertionResult CloseAfterTraining(const std::string& name,
-                                              const Tensor& actual,
-                                              const GoldenTraining& training,
-                                              double tolerance) {
-  const Tensor& expected = training.parameters.at(name);
-  const std::string_view key_biases = "attn.c_attn.bias";
-  if (!std::string_view(name).ends_with(key_biases)) {
-    return CloseInRms(actual, expected, tolerance);
-  }
-  const int64_t third = expected.num_elements() / 3;
-  for (const int64_t begin : {int64_t{0}, 2 * third}) {
-    const ::testing::AssertionResult part =
-        CloseInRms(actual.Narrow(0, begin, third),
-                   expected.Narrow(0, begin, third), tolerance);
-    if (!part) return part;
-  }
-  const double bound =
-      training.learning_rate * static_cast<double>(training.losses.size());
-  const std::vector<double> keys = actual.ToDoubles();
-  const std::vector<double> expected_keys = expected.ToDoubles();
-  for (int64_t i = third; i < 2 * third; ++i) {
-    if (std::abs(keys[i] - expected_keys[i]) <= bound) continue;
-    return ::testing::AssertionFailure()
-           << "key bias " << i - third << " is " << keys[i] << ", expected "
-           << expected_keys[i];
-  }
-  return ::testing::AssertionSuccess();
-}
-
 }  // namespace tessera

@@ -63,13 +63,4 @@ absl::StatusOr<std::shared_ptr<CausalLM>> MakeGoldenModel(
 ::testing::AssertionResult CloseInRms(const Tensor& actual,
                                       const Tensor& expected, double tolerance);
 
-// The same of parameter `name` after training, without the elements that
-// rounding alone moves: GPT-2's key biases (the middle third of c_attn.bias),
-// whose gradient is zero by symmetry, since softmax does not see what is added
-// to all scores of a row. They are bounded by learning rate times steps.
-::testing::AssertionResult CloseAfterTraining(const std::string& name,
-                                              const Tensor& actual,
-                                              const GoldenTraining& training,
-                                              double tolerance);
-
 }  // namespace tessera
