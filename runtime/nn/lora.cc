@@ -1,0 +1,168 @@
+#include "runtime/nn/lora.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <regex>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/status.h"
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void Refuse(const std::string& message) {
+  throw Error(absl::InvalidArgumentError("LoRA: " + message));
+}
+
+void Require(bool condition, const std::string& message) {
+  if (!condition) Refuse(message);
+}
+
+bool Fits(const std::string& module, const std::string& target) {
+  return module == target || module.ends_with("." + target);
+}
+
+bool FitsAny(const std::string& module,
+             const std::vector<std::string>& targets) {
+  return std::any_of(
+      targets.begin(), targets.end(),
+      [&](const std::string& target) { return Fits(module, target); });
+}
+
+bool IsHead(Module& module) {
+  return dynamic_cast<LanguageModelHead*>(&module) != nullptr;
+}
+
+// Whether a module of this name is meant.
+using Chooser = std::function<bool(const NamedModule& module)>;
+
+Chooser ChooserOf(const LoraConfig& config) {
+  if (config.target_pattern.empty()) {
+    return [&config](const NamedModule& m) {
+      return FitsAny(m.name, config.target_modules);
+    };
+  }
+  if (config.target_pattern == "all-linear") {
+    return [](const NamedModule& m) {
+      return dynamic_cast<AffineLayer*>(m.module) != nullptr &&
+             !IsHead(*m.module);
+    };
+  }
+  try {
+    const std::regex pattern(config.target_pattern);
+    return [pattern](const NamedModule& m) {
+      return std::regex_match(m.name, pattern);
+    };
+  } catch (const std::regex_error& error) {
+    Refuse(absl::StrCat("target_modules \"", config.target_pattern,
+                        "\" is no regular expression: ", error.what()));
+  }
+}
+
+void CheckTargetsExist(const std::vector<NamedModule>& modules,
+                       const LoraConfig& config) {
+  for (const std::string& target : config.target_modules) {
+    const bool found =
+        std::any_of(modules.begin(), modules.end(),
+                    [&](const NamedModule& m) { return Fits(m.name, target); });
+    Require(found, absl::StrCat("target_modules: the model has no module \"",
+                                target, "\""));
+  }
+}
+
+// "LinearLayers" of a model by the last part of their names, for an error.
+std::string LayersToChooseFrom(const std::vector<NamedModule>& modules) {
+  std::vector<std::string> names;
+  for (const NamedModule& m : modules) {
+    if (dynamic_cast<AffineLayer*>(m.module) == nullptr || IsHead(*m.module)) {
+      continue;
+    }
+    const std::string last = m.name.substr(m.name.rfind('.') + 1);
+    if (std::count(names.begin(), names.end(), last) == 0) {
+      names.push_back(last);
+    }
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+}  // namespace
+
+double LoraConfig::scale() const {
+  const auto r = static_cast<double>(rank);
+  return alpha / (rank_stabilized ? std::sqrt(r) : r);
+}
+
+void CheckConfig(const LoraConfig& config) {
+  Require(config.rank > 0 && config.rank <= kLargestModelSize,
+          absl::StrCat("the rank is ", config.rank, ", not positive, or huge"));
+  Require(std::isfinite(config.alpha),
+          absl::StrCat("alpha is ", config.alpha, ", not a number"));
+  Require(config.dropout >= 0 && config.dropout < 1,
+          absl::StrCat("dropout is ", config.dropout, ", not in [0, 1)"));
+  Require(
+      config.target_modules.empty() != config.target_pattern.empty(),
+      "wanted target_modules as names or as a pattern, got neither or both");
+}
+
+std::vector<std::string> DefaultLoraTargets(const CausalLM& model) {
+  if (model.class_name() == "GPT2LMHeadModel") return {"c_attn"};
+  return {"q_proj", "v_proj"};
+}
+
+std::vector<std::string> LoraTargets(CausalLM& model,
+                                     const LoraConfig& config) {
+  CheckConfig(config);
+  const std::vector<NamedModule> modules = model.NamedModules();
+  CheckTargetsExist(modules, config);
+  const Chooser chosen = ChooserOf(config);
+  std::vector<std::string> names;
+  for (const NamedModule& m : modules) {
+    if (!chosen(m) || FitsAny(m.name, config.exclude_modules)) continue;
+    Require(dynamic_cast<AffineLayer*>(m.module) != nullptr,
+            absl::StrCat("target_modules: ", m.name, " is a ",
+                         m.module->class_name(),
+                         "; only linear layers have adapters: ",
+                         LayersToChooseFrom(modules)));
+    Require(!IsHead(*m.module),
+            absl::StrCat("target_modules: ", m.name,
+                         " is the head, which has no adapter here"));
+    names.push_back(m.name);
+  }
+  Require(!names.empty(),
+          absl::StrCat("target_modules choose no layer; there are ",
+                       LayersToChooseFrom(modules)));
+  return names;
+}
+
+void AddLora(CausalLM& model, const LoraConfig& config) {
+  const std::vector<std::string> targets = LoraTargets(model, config);
+  model.RequiresGrad(false);
+  const LowRankOptions options = {config.rank, config.scale(), config.dropout};
+  for (const NamedModule& m : model.NamedModules()) {
+    if (std::count(targets.begin(), targets.end(), m.name) == 0) continue;
+    dynamic_cast<AffineLayer&>(*m.module).AddLowRank(options, m.name);
+  }
+}
+
+void MergeLora(Module& model) {
+  for (const NamedModule& m : model.NamedModules()) {
+    auto* layer = dynamic_cast<AffineLayer*>(m.module);
+    if (layer != nullptr) layer->MergeLowRank();
+  }
+}
+
+bool IsLoraParameter(const std::string& name) {
+  return name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight");
+}
+
+void InitializeLora(Module& model, uint64_t seed) {
+  InitializedSet done;
+  for (const NamedModule& m : model.NamedModules()) {
+    if (dynamic_cast<LowRankProjection*>(m.module) == nullptr) continue;
+    m.module->ResetParameters(Initializer(seed, m.name, &done));
+  }
+}
+
+}  // namespace tessera
