@@ -92,7 +92,8 @@ class FullyShardedModule {
   void ForEachFullParameter(const std::function<void(const std::string& name,
                                                      const Tensor& whole)>& f);
   // The same for tensors that lie as the parameters do (moments of an
-  // optimizer): `local(p)` is this rank's part, which every rank must have.
+  // optimizer): `local(p)` is this rank's part, which every rank must have; a
+  // parameter for which it is undefined, on all ranks, is passed over.
   void ForEachFullTensor(
       const std::function<Tensor(const ShardedParameter&)>& local,
       const std::function<void(const std::string& name, const Tensor& whole)>&

@@ -81,6 +81,7 @@ void FullyShardedModule::ForEachFullTensor(
   runner_->ReshardKept();
   for (const ShardedParameter& p : parameters_) {
     const Tensor mine = local(p);
+    if (!mine.defined()) continue;
     if (!p.sharded || context_->shard == nullptr) {
       // Where all of it is one rank's shard, it may lie flat.
       f(p.name, p.sharded ? mine.Reshape(p.global_shape) : mine);

@@ -25,6 +25,7 @@ class Matcher {
   Matcher(const std::vector<WantedWeight>& wanted, const MatchOptions& options)
       : wanted_(wanted), options_(options), matches_(wanted.size()) {
     for (size_t i = 0; i < wanted.size(); ++i) {
+      if (LeftOut(i)) continue;
       for (const std::string& name : wanted[i].names) index_[name] = i;
     }
     if (wanted.empty()) return;
@@ -52,7 +53,8 @@ class Matcher {
   absl::StatusOr<std::vector<WeightMatch>> Finish() {
     std::vector<std::string> missing;
     for (size_t i = 0; i < wanted_.size(); ++i) {
-      if (!matches_[i].name.has_value()) missing.push_back(wanted_[i].names[0]);
+      if (matches_[i].name.has_value() || LeftOut(i)) continue;
+      missing.push_back(wanted_[i].names[0]);
     }
     if (!options_.allow_missing) List("missing: ", missing);
     if (!options_.allow_unexpected) List("unexpected: ", unexpected_);
@@ -68,6 +70,10 @@ class Matcher {
   }
 
  private:
+  bool LeftOut(size_t i) const {
+    return options_.left_out && options_.left_out(wanted_[i].names[0]);
+  }
+
   static void Note(std::string& example, const std::string& name) {
     if (example.empty()) example = name;
   }

@@ -1,6 +1,7 @@
 // Which tensor of other people's files is which tensor of a model of ours.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -32,6 +33,9 @@ struct MatchOptions {
   // parameter are not read.
   bool allow_missing = false;
   bool allow_unexpected = false;
+  // Parameters, by their first name, that keep what they hold and that no
+  // tensor is for; unset: none.
+  std::function<bool(const std::string& name)> left_out = {};
 };
 
 // One match for each of `wanted`, in order. Names are those of the plain

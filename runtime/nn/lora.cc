@@ -24,6 +24,10 @@ bool Fits(const std::string& module, const std::string& target) {
   return module == target || module.ends_with("." + target);
 }
 
+std::string LastPart(const std::string& name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
 bool FitsAny(const std::string& module,
              const std::vector<std::string>& targets) {
   return std::any_of(
@@ -72,19 +76,35 @@ void CheckTargetsExist(const std::vector<NamedModule>& modules,
   }
 }
 
-// "LinearLayers" of a model by the last part of their names, for an error.
+// The last parts of the names of layers that could be adapted, for an error.
 std::string LayersToChooseFrom(const std::vector<NamedModule>& modules) {
   std::vector<std::string> names;
   for (const NamedModule& m : modules) {
     if (dynamic_cast<AffineLayer*>(m.module) == nullptr || IsHead(*m.module)) {
       continue;
     }
-    const std::string last = m.name.substr(m.name.rfind('.') + 1);
+    const std::string last = LastPart(m.name);
     if (std::count(names.begin(), names.end(), last) == 0) {
       names.push_back(last);
     }
   }
   return absl::StrJoin(names, ", ");
+}
+
+// Ends of names where they choose the same layers, else all names.
+LoraConfig WithNames(CausalLM& model, const LoraConfig& config,
+                     const std::vector<std::string>& targets) {
+  if (config.target_pattern.empty()) return config;
+  LoraConfig named = config;
+  named.target_pattern.clear();
+  for (const std::string& target : targets) {
+    if (FitsAny(target, named.target_modules)) continue;
+    named.target_modules.push_back(LastPart(target));
+  }
+  const absl::Status same =
+      Try([&] { Require(LoraTargets(model, named) == targets, ""); });
+  if (!same.ok()) named.target_modules = targets;
+  return named;
 }
 
 }  // namespace
@@ -136,7 +156,7 @@ std::vector<std::string> LoraTargets(CausalLM& model,
   return names;
 }
 
-void AddLora(CausalLM& model, const LoraConfig& config) {
+LoraConfig AddLora(CausalLM& model, const LoraConfig& config) {
   const std::vector<std::string> targets = LoraTargets(model, config);
   model.RequiresGrad(false);
   const LowRankOptions options = {config.rank, config.scale(), config.dropout};
@@ -144,6 +164,7 @@ void AddLora(CausalLM& model, const LoraConfig& config) {
     if (std::count(targets.begin(), targets.end(), m.name) == 0) continue;
     dynamic_cast<AffineLayer&>(*m.module).AddLowRank(options, m.name);
   }
+  return WithNames(model, config, targets);
 }
 
 void MergeLora(Module& model) {

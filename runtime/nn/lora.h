@@ -41,8 +41,9 @@ std::vector<std::string> LoraTargets(CausalLM& model, const LoraConfig& config);
 
 // Freezes `model` and puts a trainable term beside each target. Before it is
 // sharded; new parameters are on the current device and have no values yet.
-// Throws as LoraTargets, and for a model that has adapters.
-void AddLora(CausalLM& model, const LoraConfig& config);
+// Returns `config` with names in place of a pattern. Throws as LoraTargets, and
+// for a model that has adapters.
+LoraConfig AddLora(CausalLM& model, const LoraConfig& config);
 
 // The terms become part of the weights; the model computes the same, without
 // them. Of a model that is not sharded.

@@ -113,6 +113,22 @@ TEST(LoraTest, RefusesWhatItCannotAdapt) {
   refuse({.target_modules = {"q_proj"}}, "beside another");
 }
 
+TEST(LoraTest, APatternBecomesNames) {
+  const auto names = [](const std::string& pattern) {
+    const auto model = MakeSmall(true);
+    const LoraConfig named =
+        AddLora(*model, {.rank = 2, .target_pattern = pattern});
+    EXPECT_EQ(named.target_pattern, "");
+    EXPECT_EQ(named.rank, 2);
+    return named.target_modules;
+  };
+  EXPECT_EQ(names("all-linear"), (Strings{"c_attn", "c_proj", "c_fc"}));
+  EXPECT_EQ(names(R"(.*\.c_attn)"), Strings{"c_attn"});
+  EXPECT_EQ(
+      names(R"(.*\.[01]\.attn\.c_proj)"),
+      (Strings{"transformer.h.0.attn.c_proj", "transformer.h.1.attn.c_proj"}));
+}
+
 TEST(LoraTest, NamesShapesAndWhatLearns) {
   for (const bool gpt2 : {true, false}) {
     const auto model = MakeSmall(gpt2);
