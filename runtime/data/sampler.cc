@@ -56,6 +56,14 @@ Sampler::Sampler(const SamplerOptions& options)
                 options.rank < options.world_size);
 }
 
+std::vector<int64_t> Sampler::NextOfAllRanks() const {
+  std::vector<int64_t> samples;
+  for (int64_t row = 0; row < options_.global_batch; ++row) {
+    samples.push_back(order_.At(position_ + row));
+  }
+  return samples;
+}
+
 std::vector<int64_t> Sampler::Next() {
   std::vector<int64_t> samples;
   for (int64_t row = options_.rank; row < options_.global_batch;

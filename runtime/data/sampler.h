@@ -42,6 +42,8 @@ class Sampler {
 
   // This rank's samples of the next global batch.
   std::vector<int64_t> Next();
+  // What all ranks together get next, in the order of the global batch.
+  std::vector<int64_t> NextOfAllRanks() const;
   // Samples that all ranks together have taken.
   int64_t position() const { return position_; }
   void Seek(int64_t position) { position_ = position; }

@@ -166,8 +166,15 @@ void ChatTemplate::RenderMessage(const ChatMessage& message,
   const std::string content = format_ == ChatFormat::kLlama3
                                   ? trim->Normalize(message.content)
                                   : message.content;
+  const bool from_assistant = message.role == "assistant";
+  if (format_ == ChatFormat::kPlain && from_assistant) {
+    // As a model answers: behind a prompt that ends without a space.
+    segments.push_back({frame.before.substr(0, frame.before.size() - 1)});
+    segments.push_back({" " + content + frame.behind, true});
+    return;
+  }
   segments.push_back({frame.before, false});
-  segments.push_back({content + frame.behind, message.role == "assistant"});
+  segments.push_back({content + frame.behind, from_assistant});
   if (format_ == ChatFormat::kChatMl) segments.push_back({"\n", false});
 }
 
