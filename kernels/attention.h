@@ -33,6 +33,10 @@ inline constexpr int64_t kMaxDropoutKeys = int64_t{1} << 26;
 // B batch, T queries, S keys, H heads, G heads of keys (H is a multiple of G;
 // consecutive queries' heads share one), D head dimension.
 //
+// `segment_starts`, for rows that hold several documents, each of which attends
+// to itself alone: query i sees no key before segment_starts[b, i]. They never
+// fall from one query to the next, and want a causal mask.
+//
 // out = dropout(softmax(scale q k^T)) v over the keys that each query sees; a
 // query that sees none gets 0. All of one floating type, any strides but that
 // D's is 1. Products and sums are in float32 (float64 for float64).
@@ -47,6 +51,7 @@ struct AttentionArgs {
   double scale = 1;
   AttentionMask mask = {};
   AttentionDropout dropout = {};
+  TensorView segment_starts = {};  // [B, T], int64, contiguous; or undefined.
 };
 
 // Gradients, overwritten, from what forward was given and gave.

@@ -88,6 +88,63 @@ TEST_P(AttentionTest, WindowsSlide) {
   }
 }
 
+// Where each query's document begins, of documents of these lengths.
+std::vector<int64_t> StartsOf(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> starts;
+  for (int64_t length : lengths) {
+    starts.insert(starts.end(), length, static_cast<int64_t>(starts.size()));
+  }
+  return starts;
+}
+
+TEST_P(AttentionTest, DocumentsOfARowSeeThemselvesAlone) {
+  for (DType dtype : kFloats) {
+    for (int64_t window : {0, 1, 16, 70}) {
+      Case t{.queries = 200,
+             .keys = 200,
+             .heads = 4,
+             .dtype = dtype,
+             .num_threads = 3,
+             .segment_starts = {StartsOf({1, 63, 2, 100, 34}),
+                                StartsOf({129, 1, 1, 1, 68})}};
+      t.mask.sliding_window = window;
+      ExpectAttention(t);
+    }
+    // One segment hides nothing; starts past a query hide all.
+    ExpectAttention(
+        {.dtype = dtype,
+         .segment_starts = {StartsOf({33}), std::vector<int64_t>(33, 20)}});
+    // Queries that are the last of 70 positions.
+    ExpectAttention({.batch = 1,
+                     .queries = 5,
+                     .keys = 70,
+                     .dtype = dtype,
+                     .segment_starts = {{3, 3, 66, 68, 68}}});
+  }
+}
+
+// Other values in one document change no bit of another.
+TEST_P(AttentionTest, DocumentsDoNotMeet) {
+  Case t{.batch = 1, .queries = 70, .keys = 70, .heads = 1, .key_heads = 1};
+  t.segment_starts = {StartsOf({41, 29})};
+  Operands before(t), after(t);
+  for (HostTensor* x : {&after.q, &after.k, &after.v, &after.grad_out}) {
+    std::vector<double> values = x->Get();
+    for (size_t i = 0; i < 41 * 8; ++i) values[i] *= -30;
+    x->Set(values);
+  }
+  for (const Operands* operands : {&before, &after}) {
+    ASSERT_OK(kAttention(operands->Forward(t), TestLaunch()));
+    ASSERT_OK(kAttentionBackward(operands->Backward(t), TestLaunch()));
+  }
+  for (const auto x : {&Operands::out, &Operands::grad_q, &Operands::grad_k,
+                       &Operands::grad_v}) {
+    const std::vector<double> a = (before.*x).Get(), b = (after.*x).Get();
+    EXPECT_NE(a[40 * 8], b[40 * 8]);
+    for (size_t i = 41 * 8; i < a.size(); ++i) ASSERT_EQ(a[i], b[i]) << i;
+  }
+}
+
 TEST_P(AttentionTest, ReadsPartsOfAFusedProjection) {
   for (DType dtype : kFloats) {
     for (int64_t dim : {8, 64}) {
@@ -203,6 +260,13 @@ TEST(AttentionErrorTest, SaysWhatDoesNotFit) {
   args = operands.Forward(t);
   args.v.strides[3] = 2;
   EXPECT_THAT(kAttention(args, TestLaunch()), StatusIs(kInvalid, "stride 1"));
+  t = {.batch = 1, .queries = 3, .keys = 3, .segment_starts = {{0, 2, 1}}};
+  EXPECT_THAT(kAttention(Operands(t).Forward(t), TestLaunch()),
+              StatusIs(kInvalid, "in row 0 1 at query 2 is below"));
+  t.segment_starts = {{0, 1, 1}};
+  t.mask.causal = false;
+  EXPECT_THAT(kAttention(Operands(t).Forward(t), TestLaunch()),
+              StatusIs(kInvalid, "segment_starts [B, T], with a causal mask"));
 }
 
 }  // namespace

@@ -88,6 +88,24 @@ TEST(RopeTest, PositionsMayBeGiven) {
   EXPECT_TRUE(AllCloseAs(DType::kFloat32, x.Get(), expected, 2));
 }
 
+TEST(RopeTest, RowsMayHavePositionsOfTheirOwn) {
+  const std::vector<int64_t> rows = {3, 0, 39, 3, 7, 8, 0, 1};
+  HostTensor positions(DType::kInt64, {2, 4});
+  positions.Set({3, 0, 39, 3, 7, 8, 0, 1});
+  HostTensor x(DType::kFloat32, {2, 4, 2, 8});
+  x.Set(RandomValues(128, 1));
+  const HostTensor cos = Table(40, 4, Cos), sin = Table(40, 4, Sin);
+  const std::vector<double> expected = Reference(x.Get(), rows, 2, 8);
+  const RopeArgs args = {x.view(), cos.view(),       sin.view(),
+                         x.view(), positions.view(), 0};
+  ASSERT_OK(kRope(args, TestLaunch(3)));
+  EXPECT_TRUE(AllCloseAs(DType::kFloat32, x.Get(), expected, 2));
+  positions.Set({3, 0, 39, 3, 7, 40, 0, 1});
+  EXPECT_THAT(kRope(args, TestLaunch()),
+              StatusIs(absl::StatusCode::kOutOfRange,
+                       "position 40 at index 1 is not among the 40"));
+}
+
 TEST(RopeTest, InverseTurnsBack) {
   HostTensor x(DType::kFloat64, {2, 9, 2, 16}),
       y(DType::kFloat64, {2, 9, 2, 16});

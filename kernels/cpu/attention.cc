@@ -47,9 +47,10 @@ class QueryBlock {
     const TensorView k = HeadOf(args_.k, batch, key_head);
     const TensorView v = HeadOf(args_.v, batch, key_head);
     WeightFactors<T> factors(args_.dropout, batch, head);
+    const int64_t* const starts = SegmentStartsOf(args_, batch);
     Start(HeadOf(args_.q, batch, head), query);
     for (int64_t key = 0; key < sizes_.keys; key += kKeysOfBlock) {
-      const AttentionBlock block(args_.mask, sizes_, query, key);
+      const AttentionBlock block(args_.mask, sizes_, query, key, starts);
       if (block.NoneVisible()) continue;
       const Rows<T> keys = RowsOf(k, key, block.num_keys, keys_copy_);
       const Columns<T> scores = {scores_, width_};

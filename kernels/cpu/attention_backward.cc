@@ -50,6 +50,7 @@ class KeyHeadBackward {
                    keys_copy_);
     values_ = RowsOf(HeadOf(args_.forward.v, batch, key_head), 0, sizes_.keys,
                      values_copy_);
+    starts_ = SegmentStartsOf(args_.forward, batch);
     std::fill_n(grad_keys_, sizes_.keys * stride_, T{0});
     std::fill_n(grad_values_, sizes_.keys * stride_, T{0});
     for (int64_t head = key_head * group; head < (key_head + 1) * group;
@@ -73,7 +74,8 @@ class KeyHeadBackward {
   void RunQueries(int64_t query, WeightFactors<T>& factors) {
     std::fill_n(grad_queries_, num_queries_ * stride_, T{0});
     for (int64_t key = 0; key < sizes_.keys; key += kKeysOfBlock) {
-      const AttentionBlock block(args_.forward.mask, sizes_, query, key);
+      const AttentionBlock block(args_.forward.mask, sizes_, query, key,
+                                 starts_);
       if (block.NoneVisible()) continue;
       ComputeBlock(block, key);
       for (int64_t i = 0; i < width_; i += kVectorLanes<T>) {
@@ -203,6 +205,7 @@ class KeyHeadBackward {
   const int64_t stride_;
   int64_t num_queries_ = 0;
   int64_t width_ = 0;
+  const int64_t* starts_ = nullptr;    // Of the row's queries.
   Rows<T> keys_ = {}, values_ = {};    // Of the whole head.
   Rows<T> queries_ = {}, grads_ = {};  // Of the block of queries.
   T *queries_packed_, *grads_packed_;  // [D, width]

@@ -1,5 +1,6 @@
 #include "kernels/cpu/attention_check.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -44,6 +45,28 @@ absl::Status CheckDropout(const AttentionArgs& args) {
   return absl::OkStatus();
 }
 
+// Blocks are skipped by the first and the last of their starts.
+absl::Status CheckSegmentStarts(const AttentionArgs& args) {
+  const TensorView& starts = args.segment_starts;
+  if (!starts.defined()) return absl::OkStatus();
+  const int64_t batch = args.q.sizes[0], queries = args.q.sizes[1];
+  if (starts.dtype != DType::kInt64 || starts.num_dims != 2 ||
+      starts.sizes[0] != batch || starts.sizes[1] != queries ||
+      !starts.IsContiguous() || !args.mask.causal) {
+    return Invalid("contiguous int64 segment_starts [B, T], with a causal mask",
+                   args);
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t* row = SegmentStartsOf(args, b);
+    const int64_t* fall = std::is_sorted_until(row, row + queries);
+    if (fall == row + queries) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Attention: wants segment_starts that never fall; in row ", b, " ",
+        *fall, " at query ", fall - row, " is below the one before it"));
+  }
+  return absl::OkStatus();
+}
+
 // Of a vector of D, rounded up for any instruction set.
 int64_t PaddedDim(int64_t dim) { return (dim + 15) / 16 * 16; }
 
@@ -71,7 +94,8 @@ absl::Status CheckAttention(const AttentionArgs& args) {
       (args.mask.sliding_window > 0 && !args.mask.causal)) {
     return Invalid("a sliding window that is positive, and causal", args);
   }
-  return CheckDropout(args);
+  RETURN_IF_ERROR(CheckDropout(args));
+  return CheckSegmentStarts(args);
 }
 
 absl::Status CheckAttentionBackward(const AttentionBackwardArgs& args) {

@@ -74,14 +74,20 @@ HWY_EXPORT(TurnPosition);
 
 namespace {
 
-int64_t RowOf(const RopeArgs& args, int64_t t) {
-  return args.positions.defined() ? args.positions.as<int64_t>()[t]
-                                  : args.offset + t;
+int64_t RowOf(const RopeArgs& args, int64_t batch, int64_t t) {
+  if (!args.positions.defined()) return args.offset + t;
+  const int64_t first =
+      args.positions.num_dims == 2 ? batch * args.positions.sizes[1] : 0;
+  return args.positions.as<int64_t>()[first + t];
 }
 
 absl::Status CheckPositions(const RopeArgs& args) {
-  for (int64_t t = 0; t < args.x.sizes[1]; ++t) {
-    const int64_t row = RowOf(args, t);
+  const int64_t length = args.x.sizes[1];
+  const int64_t num_rows =
+      args.positions.defined() ? args.positions.num_elements() : length;
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const int64_t t = i % length;
+    const int64_t row = RowOf(args, i / length, t);
     if (row < 0 || row >= args.cos.sizes[0]) {
       return absl::OutOfRangeError(absl::StrCat(
           "Rope: position ", row, " at index ", t, " is not among the ",
@@ -101,7 +107,7 @@ absl::Status Rope(const RopeArgs& args, const Launch& launch) {
 #pragma omp parallel for num_threads(launch.num_threads) schedule(static)
   for (int64_t i = 0; i < num_positions; ++i) {
     HWY_DYNAMIC_DISPATCH(TurnPosition)
-    (args, i / length, i % length, RowOf(args, i % length));
+    (args, i / length, i % length, RowOf(args, i / length, i % length));
   }
   return absl::OkStatus();
 }

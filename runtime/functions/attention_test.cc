@@ -36,6 +36,18 @@ TEST(AttentionFunctionTest, Gradients) {
   }
 }
 
+TEST(AttentionFunctionTest, GradientsOfRowsOfDocuments) {
+  AttentionOptions options;
+  options.segment_starts = Tensor::FromVector(
+      std::vector<int64_t>{0, 0, 2, 2, 2, 0, 1, 2, 3, 3}, {2, 5});
+  EXPECT_TRUE(GradCheck(AttentionOf(options), Inputs(5, 5, 4, 2)));
+  options.sliding_window = 2;
+  EXPECT_TRUE(GradCheck(AttentionOf(options), Inputs(5, 5, 2, 2)));
+  EXPECT_THROWS_ERROR(AttentionOf(options)(Inputs(4, 5, 2, 2)),
+                      absl::StatusCode::kInvalidArgument,
+                      "segment_starts [B, T]");
+}
+
 TEST(AttentionFunctionTest, GradientsWithDropout) {
   const RandomContextGuard guard({.seed = 3, .step = 4, .first_sample = 1});
   for (double probability : {0.1, 0.5}) {

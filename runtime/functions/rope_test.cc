@@ -32,6 +32,9 @@ TEST(RopeFunctionTest, Gradients) {
   EXPECT_TRUE(GradCheck(f, {RandomLeaf({2, 4, 3, 6}, 1)}));
   positions.ids = Tensor::FromVector(std::vector<int64_t>{8, 0, 3, 3}, {4});
   EXPECT_TRUE(GradCheck(f, {RandomLeaf({2, 4, 3, 6}, 1)}));
+  positions.ids =
+      Tensor::FromVector(std::vector<int64_t>{8, 0, 3, 3, 0, 1, 0, 7}, {2, 4});
+  EXPECT_TRUE(GradCheck(f, {RandomLeaf({2, 4, 3, 6}, 1)}));
 }
 
 TEST(RopeFunctionTest, AnyStrides) {

@@ -24,6 +24,28 @@ void CheckLabels(const Shape& hidden_or_ids, const Tensor& labels_BT) {
                    labels_BT.ToString())));
 }
 
+bool IsLikeIds(const Tensor& tensor, const Tensor& ids_BT) {
+  return tensor.defined() && tensor.shape() == ids_BT.shape() &&
+         tensor.dtype() == DType::kInt64 && tensor.IsContiguous();
+}
+
+// Both or none.
+void CheckDocuments(const ModelInputs& inputs) {
+  if (!inputs.position_ids_BT.defined() &&
+      !inputs.segment_starts_BT.defined()) {
+    return;
+  }
+  if (IsLikeIds(inputs.position_ids_BT, inputs.ids_BT) &&
+      IsLikeIds(inputs.segment_starts_BT, inputs.ids_BT)) {
+    return;
+  }
+  throw Error(absl::InvalidArgumentError(absl::StrCat(
+      "ModelInputs: wants position_ids and segment_starts as contiguous int64 ",
+      inputs.ids_BT.shape().ToString(), ", or neither; got ",
+      inputs.position_ids_BT.ToString(), " and ",
+      inputs.segment_starts_BT.ToString())));
+}
+
 }  // namespace
 
 LanguageModelHead::LanguageModelHead(int64_t dim, int64_t vocab_size,
@@ -52,14 +74,16 @@ Variable LanguageModelHead::Loss(const Variable& hidden_BTD,
       hidden_BTD);
 }
 
-void CausalLM::CheckIds(const char* operation, const Tensor& input_ids_BT,
-                        int64_t num_cached) const {
+void CausalLM::CheckInputs(const char* operation, const ModelInputs& inputs,
+                           int64_t num_cached) const {
+  const Tensor& input_ids_BT = inputs.ids_BT;
   if (input_ids_BT.num_dims() != 2) {
     throw Error(absl::InvalidArgumentError(
         absl::StrCat(class_name(), " ", operation,
                      ": wants input_ids [batch, positions]; got ",
                      input_ids_BT.ToString())));
   }
+  CheckDocuments(inputs);
   const int64_t length = num_cached + input_ids_BT.size(1);
   if (length <= max_positions()) return;
   throw Error(absl::InvalidArgumentError(absl::StrCat(
@@ -68,22 +92,18 @@ void CausalLM::CheckIds(const char* operation, const Tensor& input_ids_BT,
       "; use shorter sequences or a model with more positions")));
 }
 
-Variable CausalLM::operator()(const Tensor& input_ids_BT) {
-  CheckIds("forward", input_ids_BT, 0);
-  return Call(
-      [this](const Tensor& ids) { return head()(Hidden(ids, nullptr)); },
-      input_ids_BT);
+Variable CausalLM::operator()(const ModelInputs& inputs) {
+  CheckInputs("forward", inputs, 0);
+  return Call([&, this] { return head()(Hidden(inputs, nullptr)); });
 }
 
-Variable CausalLM::Loss(const Tensor& input_ids_BT, const Tensor& labels_BT,
+Variable CausalLM::Loss(const ModelInputs& inputs, const Tensor& labels_BT,
                         const LossOptions& options) {
-  CheckIds("Loss", input_ids_BT, 0);
-  CheckLabels(input_ids_BT.shape(), labels_BT);
-  return Call(
-      [&, this](const Tensor& ids) {
-        return head().Loss(Hidden(ids, nullptr), labels_BT, options);
-      },
-      input_ids_BT);
+  CheckInputs("Loss", inputs, 0);
+  CheckLabels(inputs.ids_BT.shape(), labels_BT);
+  return Call([&, this] {
+    return head().Loss(Hidden(inputs, nullptr), labels_BT, options);
+  });
 }
 
 int64_t CausalLM::NumCountedTokens(const Tensor& labels_BT) {
@@ -98,7 +118,7 @@ int64_t CausalLM::NumCountedTokens(const Tensor& labels_BT) {
 }
 
 Tensor CausalLM::NextLogits(const Tensor& input_ids_BT, KeyValueCache& cache) {
-  CheckIds("NextLogits", input_ids_BT, cache.length);
+  CheckInputs("NextLogits", input_ids_BT, cache.length);
   const int64_t length = input_ids_BT.size(1);
   if (length == 0 || input_ids_BT.size(0) != cache.batch ||
       cache.length + length > cache.capacity) {

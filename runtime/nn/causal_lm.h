@@ -12,6 +12,21 @@
 
 namespace tessera {
 
+// What a model reads. A row is one document from position 0 on; where it holds
+// several, the other tensors say so, and each is as if it stood alone.
+struct ModelInputs {
+  Tensor ids_BT;                  // int64.
+  Tensor position_ids_BT = {};    // int64: of each token in its document.
+  Tensor segment_starts_BT = {};  // int64: where in the row that begins.
+
+  ModelInputs(const Tensor& ids) : ids_BT(ids) {}  // NOLINT: a plain row.
+  ModelInputs(const Tensor& ids, const Tensor& position_ids,
+              const Tensor& segment_starts)
+      : ids_BT(ids),
+        position_ids_BT(position_ids),
+        segment_starts_BT(segment_starts) {}
+};
+
 // B sequences, T positions, V vocabulary size. B may be 0: losses are then 0,
 // and so are gradients.
 struct LossOptions {
@@ -44,10 +59,11 @@ class CausalLM : public Module {
   explicit CausalLM(std::string class_name) : Module(std::move(class_name)) {}
 
   // input_ids [B, T] int64: logits [B, T, V].
-  Variable operator()(const Tensor& input_ids_BT);
+  Variable operator()(const ModelInputs& inputs);
   // labels [B, T] int64 are aligned with input_ids and shifted by one inside:
   // labels[:, t + 1] is predicted from position t. -100 is not counted.
-  Variable Loss(const Tensor& input_ids_BT, const Tensor& labels_BT,
+  // Where a row holds several documents, -100 stands at the first of each.
+  Variable Loss(const ModelInputs& inputs, const Tensor& labels_BT,
                 const LossOptions& options = {});
   // Labels that Loss counts. Reads host copies: waits for the compute stream.
   static int64_t NumCountedTokens(const Tensor& labels_BT);
@@ -71,7 +87,8 @@ class CausalLM : public Module {
 
  protected:
   // The hidden states before the head, [B, T, D]. `cache` may be null.
-  virtual Variable Hidden(const Tensor& input_ids_BT, KeyValueCache* cache) = 0;
+  // Undefined position ids go on from the cache.
+  virtual Variable Hidden(const ModelInputs& inputs, KeyValueCache* cache) = 0;
   virtual LanguageModelHead& head() = 0;
   virtual int64_t attention_width() const = 0;  // Heads times their dim.
   virtual int64_t num_layers() const = 0;
@@ -79,8 +96,8 @@ class CausalLM : public Module {
   virtual int64_t num_multiplied_parameters() const = 0;
 
  private:
-  void CheckIds(const char* operation, const Tensor& input_ids_BT,
-                int64_t num_cached) const;
+  void CheckInputs(const char* operation, const ModelInputs& inputs,
+                   int64_t num_cached) const;
 };
 
 }  // namespace tessera

@@ -87,9 +87,10 @@ GPT2Attention::GPT2Attention(const GPT2Config& config, int64_t layer)
       std::make_shared<Dropout>(config.resid_pdrop, name_ + ".resid_dropout"));
 }
 
-Variable GPT2Attention::operator()(const Variable& x_BTC, LayerCache* cache) {
+Variable GPT2Attention::operator()(const Variable& x_BTC, LayerCache* cache,
+                                   const Tensor& segment_starts) {
   return Call(
-      [this, cache](const Variable& x) {
+      [&, this](const Variable& x) {
         const int64_t batch = x.size(0);
         const int64_t length = x.size(1);
         const int64_t width = x.size(2);
@@ -109,7 +110,8 @@ Variable GPT2Attention::operator()(const Variable& x_BTC, LayerCache* cache) {
             {.causal = true,
              .scale = scale_,
              .dropout = functions::NextAttentionDropout(
-                 training() ? attn_pdrop_ : 0.0, name_ + ".attn_dropout")});
+                 training() ? attn_pdrop_ : 0.0, name_ + ".attn_dropout"),
+             .segment_starts = segment_starts});
         const Variable joined = functions::Reshape(y, {batch, length, width});
         return (*resid_dropout_)((*c_proj_)(joined));
       },
@@ -152,17 +154,25 @@ GPT2Block::GPT2Block(const GPT2Config& config, int64_t layer)
   mlp_ = RegisterModule("mlp", std::make_shared<GPT2MLP>(config, layer));
 }
 
-Variable GPT2Block::Body(const Variable& x_BTC, LayerCache* cache) {
-  const Variable x = functions::Add(x_BTC, (*attn_)((*ln_1_)(x_BTC), cache));
+Variable GPT2Block::Body(const Variable& x_BTC, LayerCache* cache,
+                         const Tensor& segment_starts) {
+  const Variable x =
+      functions::Add(x_BTC, (*attn_)((*ln_1_)(x_BTC), cache, segment_starts));
   return functions::Add(x, (*mlp_)((*ln_2_)(x)));
 }
 
-Variable GPT2Block::operator()(const Variable& x_BTC, LayerCache* cache) {
+Variable GPT2Block::operator()(const Variable& x_BTC, LayerCache* cache,
+                               const Tensor& segment_starts) {
   return Call(
-      [this, cache](const Variable& x) {
-        if (!recompute_ || cache != nullptr) return Body(x, cache);
+      [&, this](const Variable& x) {
+        if (!recompute_ || cache != nullptr) {
+          return Body(x, cache, segment_starts);
+        }
         return Recompute(
-            [this](const Variable& input) { return Body(input, nullptr); }, x);
+            [this, segment_starts](const Variable& input) {
+              return Body(input, nullptr, segment_starts);
+            },
+            x);
       },
       x_BTC);
 }
@@ -183,22 +193,27 @@ GPT2Model::GPT2Model(const GPT2Config& config) : Module("GPT2Model") {
                                      config.n_embd, config.layer_norm_epsilon));
 }
 
-Variable GPT2Model::operator()(const Tensor& input_ids_BT,
+// [T, C], or [B, T, C] where rows have positions of their own.
+Variable GPT2Model::Positions(const ModelInputs& inputs, int64_t first) {
+  if (inputs.position_ids_BT.defined()) return (*wpe_)(inputs.position_ids_BT);
+  const int64_t length = inputs.ids_BT.size(1);
+  return (*wpe_)(
+      ops::Arange(first + length, {DType::kInt64, inputs.ids_BT.device()})
+          .Narrow(0, first, length));
+}
+
+Variable GPT2Model::operator()(const ModelInputs& inputs,
                                KeyValueCache* cache) {
-  return Call(
-      [this, cache](const Tensor& ids) {
-        const int64_t first = cache == nullptr ? 0 : cache->length;
-        const Variable tokens = (*wte_)(ids);
-        const Variable positions = (*wpe_)(
-            ops::Arange(first + ids.size(1), {DType::kInt64, tokens.device()})
-                .Narrow(0, first, ids.size(1)));
-        Variable x = (*drop_)(functions::Add(tokens, positions));
-        for (int64_t i = 0; i < h_->size(); ++i) {
-          x = (*h_)[i](x, cache == nullptr ? nullptr : &cache->layers[i]);
-        }
-        return (*ln_f_)(x);
-      },
-      input_ids_BT);
+  return Call([&, this] {
+    const int64_t first = cache == nullptr ? 0 : cache->length;
+    const Variable tokens = (*wte_)(inputs.ids_BT);
+    Variable x = (*drop_)(functions::Add(tokens, Positions(inputs, first)));
+    for (int64_t i = 0; i < h_->size(); ++i) {
+      x = (*h_)[i](x, cache == nullptr ? nullptr : &cache->layers[i],
+                   inputs.segment_starts_BT);
+    }
+    return (*ln_f_)(x);
+  });
 }
 
 GPT2LMHeadModel::GPT2LMHeadModel(const GPT2Config& config)
@@ -214,9 +229,9 @@ GPT2LMHeadModel::GPT2LMHeadModel(const GPT2Config& config)
                 config.n_embd, config.vocab_size, config.initializer_range));
 }
 
-Variable GPT2LMHeadModel::Hidden(const Tensor& input_ids_BT,
+Variable GPT2LMHeadModel::Hidden(const ModelInputs& inputs,
                                  KeyValueCache* cache) {
-  return (*transformer_)(input_ids_BT, cache);
+  return (*transformer_)(inputs, cache);
 }
 
 KeyValueCache GPT2LMHeadModel::NewCache(int64_t batch, int64_t capacity) const {

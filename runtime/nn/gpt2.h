@@ -43,7 +43,9 @@ void CheckConfig(const GPT2Config& config);
 class GPT2Attention : public Module {
  public:
   GPT2Attention(const GPT2Config& config, int64_t layer);
-  Variable operator()(const Variable& x_BTC, LayerCache* cache);
+  // `segment_starts` [B, T], if defined: where documents begin.
+  Variable operator()(const Variable& x_BTC, LayerCache* cache,
+                      const Tensor& segment_starts = {});
 
  private:
   const int64_t num_heads_;
@@ -71,11 +73,13 @@ class GPT2MLP : public Module {
 class GPT2Block : public Module {
  public:
   GPT2Block(const GPT2Config& config, int64_t layer);
-  Variable operator()(const Variable& x_BTC, LayerCache* cache = nullptr);
+  Variable operator()(const Variable& x_BTC, LayerCache* cache = nullptr,
+                      const Tensor& segment_starts = {});
   void set_activation_checkpointing(bool enabled) { recompute_ = enabled; }
 
  private:
-  Variable Body(const Variable& x_BTC, LayerCache* cache);
+  Variable Body(const Variable& x_BTC, LayerCache* cache,
+                const Tensor& segment_starts);
 
   bool recompute_ = false;
   std::shared_ptr<LayerNorm> ln_1_;
@@ -88,12 +92,14 @@ class GPT2Model : public Module {
  public:
   explicit GPT2Model(const GPT2Config& config);
   // The hidden states after the last norm, [B, T, C].
-  Variable operator()(const Tensor& input_ids_BT, KeyValueCache* cache);
+  Variable operator()(const ModelInputs& inputs, KeyValueCache* cache);
 
   const Embedding& wte() const { return *wte_; }
   ModuleList<GPT2Block>& blocks() { return *h_; }
 
  private:
+  Variable Positions(const ModelInputs& inputs, int64_t first);
+
   std::shared_ptr<Embedding> wte_;
   std::shared_ptr<Embedding> wpe_;
   std::shared_ptr<Dropout> drop_;
@@ -117,7 +123,7 @@ class GPT2LMHeadModel : public CausalLM {
   void set_activation_checkpointing(bool enabled) override;
 
  protected:
-  Variable Hidden(const Tensor& input_ids_BT, KeyValueCache* cache) override;
+  Variable Hidden(const ModelInputs& inputs, KeyValueCache* cache) override;
   LanguageModelHead& head() override { return *lm_head_; }
   int64_t attention_width() const override { return config_.n_embd; }
   int64_t num_layers() const override { return config_.n_layer; }

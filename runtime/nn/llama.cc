@@ -143,7 +143,8 @@ Variable LlamaAttention::Heads(const Variable& x_BTC, Linear& projection,
 
 Variable LlamaAttention::operator()(const Variable& x_BTC,
                                     const functions::RopePositions& rope,
-                                    LayerCache* cache) {
+                                    LayerCache* cache,
+                                    const Tensor& segment_starts) {
   return Call(
       [&, this](const Variable& x) {
         const Variable q = functions::Rope(
@@ -161,7 +162,8 @@ Variable LlamaAttention::operator()(const Variable& x_BTC,
                                  {.causal = true,
                                   .sliding_window = window_.value_or(0),
                                   .dropout = functions::NextAttentionDropout(
-                                      training() ? dropout_ : 0.0, name_)});
+                                      training() ? dropout_ : 0.0, name_),
+                                  .segment_starts = segment_starts});
         return (*o_proj_)(functions::Reshape(
             y, {x.size(0), x.size(1), num_heads_ * head_dim_}));
       },
@@ -204,21 +206,26 @@ LlamaDecoderLayer::LlamaDecoderLayer(const LlamaConfig& config, int64_t layer)
 
 Variable LlamaDecoderLayer::Body(const Variable& x_BTC,
                                  const functions::RopePositions& rope,
-                                 LayerCache* cache) {
+                                 LayerCache* cache,
+                                 const Tensor& segment_starts) {
   const Variable x = functions::Add(
-      x_BTC, (*self_attn_)((*input_layernorm_)(x_BTC), rope, cache));
+      x_BTC,
+      (*self_attn_)((*input_layernorm_)(x_BTC), rope, cache, segment_starts));
   return functions::Add(x, (*mlp_)((*post_attention_layernorm_)(x)));
 }
 
 Variable LlamaDecoderLayer::operator()(const Variable& x_BTC,
                                        const functions::RopePositions& rope,
-                                       LayerCache* cache) {
+                                       LayerCache* cache,
+                                       const Tensor& segment_starts) {
   return Call(
       [&, this](const Variable& x) {
-        if (!recompute_ || cache != nullptr) return Body(x, rope, cache);
+        if (!recompute_ || cache != nullptr) {
+          return Body(x, rope, cache, segment_starts);
+        }
         return Recompute(
-            [this, rope](const Variable& input) {
-              return Body(input, rope, nullptr);
+            [this, rope, segment_starts](const Variable& input) {
+              return Body(input, rope, nullptr, segment_starts);
             },
             x);
       },
@@ -242,21 +249,20 @@ LlamaModel::LlamaModel(const LlamaConfig& config)
                                      config.hidden_size, config.rms_norm_eps));
 }
 
-Variable LlamaModel::operator()(const Tensor& input_ids_BT,
+Variable LlamaModel::operator()(const ModelInputs& inputs,
                                 KeyValueCache* cache) {
-  return Call(
-      [this, cache](const Tensor& ids) {
-        const int64_t first = cache == nullptr ? 0 : cache->length;
-        Variable x = (*embed_tokens_)(ids);
-        const functions::RopePositions rope =
-            rotary_.Positions(first, ids.size(1), x.device());
-        for (int64_t i = 0; i < layers_->size(); ++i) {
-          x = (*layers_)[i](x, rope,
-                            cache == nullptr ? nullptr : &cache->layers[i]);
-        }
-        return (*norm_)(x);
-      },
-      input_ids_BT);
+  return Call([&, this] {
+    const int64_t first = cache == nullptr ? 0 : cache->length;
+    Variable x = (*embed_tokens_)(inputs.ids_BT);
+    functions::RopePositions rope =
+        rotary_.Positions(first, inputs.ids_BT.size(1), x.device());
+    rope.ids = inputs.position_ids_BT;
+    for (int64_t i = 0; i < layers_->size(); ++i) {
+      x = (*layers_)[i](x, rope, cache == nullptr ? nullptr : &cache->layers[i],
+                        inputs.segment_starts_BT);
+    }
+    return (*norm_)(x);
+  });
 }
 
 LlamaForCausalLM::LlamaForCausalLM(const LlamaConfig& config)
@@ -272,9 +278,9 @@ LlamaForCausalLM::LlamaForCausalLM(const LlamaConfig& config)
                                                 config.initializer_range));
 }
 
-Variable LlamaForCausalLM::Hidden(const Tensor& input_ids_BT,
+Variable LlamaForCausalLM::Hidden(const ModelInputs& inputs,
                                   KeyValueCache* cache) {
-  return (*model_)(input_ids_BT, cache);
+  return (*model_)(inputs, cache);
 }
 
 KeyValueCache LlamaForCausalLM::NewCache(int64_t batch,

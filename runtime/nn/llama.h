@@ -63,8 +63,10 @@ std::string FamilyName(LlamaFamily family);
 class LlamaAttention : public Module {
  public:
   LlamaAttention(const LlamaConfig& config, int64_t layer);
+  // `segment_starts` [B, T], if defined: where documents begin.
   Variable operator()(const Variable& x_BTC,
-                      const functions::RopePositions& rope, LayerCache* cache);
+                      const functions::RopePositions& rope, LayerCache* cache,
+                      const Tensor& segment_starts);
 
  private:
   Variable Heads(const Variable& x_BTC, Linear& projection, RmsNorm* norm,
@@ -101,12 +103,13 @@ class LlamaDecoderLayer : public Module {
   LlamaDecoderLayer(const LlamaConfig& config, int64_t layer);
   Variable operator()(const Variable& x_BTC,
                       const functions::RopePositions& rope,
-                      LayerCache* cache = nullptr);
+                      LayerCache* cache = nullptr,
+                      const Tensor& segment_starts = {});
   void set_activation_checkpointing(bool enabled) { recompute_ = enabled; }
 
  private:
   Variable Body(const Variable& x_BTC, const functions::RopePositions& rope,
-                LayerCache* cache);
+                LayerCache* cache, const Tensor& segment_starts);
 
   bool recompute_ = false;
   std::shared_ptr<LlamaAttention> self_attn_;
@@ -119,7 +122,7 @@ class LlamaModel : public Module {
  public:
   explicit LlamaModel(const LlamaConfig& config);
   // The hidden states after the last norm, [B, T, C].
-  Variable operator()(const Tensor& input_ids_BT, KeyValueCache* cache);
+  Variable operator()(const ModelInputs& inputs, KeyValueCache* cache);
 
   const Embedding& embed_tokens() const { return *embed_tokens_; }
   ModuleList<LlamaDecoderLayer>& layers() { return *layers_; }
@@ -149,7 +152,7 @@ class LlamaForCausalLM : public CausalLM {
   void set_activation_checkpointing(bool enabled) override;
 
  protected:
-  Variable Hidden(const Tensor& input_ids_BT, KeyValueCache* cache) override;
+  Variable Hidden(const ModelInputs& inputs, KeyValueCache* cache) override;
   LanguageModelHead& head() override { return *lm_head_; }
   int64_t attention_width() const override {
     return config_.num_attention_heads * config_.dim_of_head();

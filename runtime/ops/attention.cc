@@ -33,6 +33,13 @@ void CheckAttention(const AttentionInputs& inputs,
       (options.sliding_window > 0 && !options.causal)) {
     Refuse("a sliding window that is positive, with a causal mask", inputs);
   }
+  const Tensor& starts = options.segment_starts;
+  if (starts.defined() &&
+      (starts.shape() != Shape{q.size(0), q.size(1)} || !options.causal ||
+       starts.dtype() != DType::kInt64 || !starts.IsContiguous())) {
+    Refuse("contiguous int64 segment_starts [B, T], with a causal mask",
+           inputs);
+  }
   const double probability = options.dropout.probability;
   if (!(probability >= 0 && probability < 1)) {
     throw Error(absl::InvalidArgumentError(absl::StrCat(
@@ -65,7 +72,8 @@ AttentionArgs ArgsOf(const AttentionInputs& inputs,
           ViewOf(result.logsumexp),
           options.scale.value_or(1 / std::sqrt(dim)),
           {options.causal, options.sliding_window},
-          options.dropout};
+          options.dropout,
+          ViewOf(options.segment_starts)};
 }
 
 }  // namespace
@@ -79,7 +87,8 @@ AttentionResult Attention(const AttentionInputs& inputs,
   result.out = EmptyLike(q);
   result.logsumexp = Tensor::Empty({q.size(0), q.size(2), q.size(1)},
                                    {AccumulateDType(q.dtype()), q.device()});
-  Run(kAttention, ArgsOf(from, result, options), {&from.q, &from.k, &from.v},
+  Run(kAttention, ArgsOf(from, result, options),
+      {&from.q, &from.k, &from.v, &options.segment_starts},
       {&result.out, &result.logsumexp});
   return result;
 }
@@ -96,7 +105,8 @@ AttentionGradients AttentionBackward(const AttentionInputs& inputs,
   Run(kAttentionBackward,
       {ArgsOf(from, forward, options), ViewOf(grad), ViewOf(result.q),
        ViewOf(result.k), ViewOf(result.v)},
-      {&from.q, &from.k, &from.v, &forward.out, &forward.logsumexp, &grad},
+      {&from.q, &from.k, &from.v, &forward.out, &forward.logsumexp, &grad,
+       &options.segment_starts},
       {&result.q, &result.k, &result.v});
   return result;
 }

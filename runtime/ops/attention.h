@@ -17,6 +17,9 @@ struct AttentionOptions {
   int64_t sliding_window = 0;
   std::optional<double> scale = {};  // 1 / sqrt(D) unless given.
   AttentionDropout dropout = {};     // Of the weights. Dim 0 is the sample.
+  // [B, T] int64, contiguous: the first key that each query may see, where a
+  // row holds several documents. See AttentionArgs.
+  Tensor segment_starts = {};
 };
 
 struct AttentionInputs {

@@ -14,8 +14,9 @@ bool IsTable(const Tensor& table, const Tensor& x) {
 }
 
 bool IsIds(const Tensor& ids, const Tensor& x) {
-  return ids.shape() == Shape{x.size(1)} && ids.dtype() == DType::kInt64 &&
-         ids.IsContiguous();
+  const bool fits = ids.shape() == Shape{x.size(1)} ||
+                    ids.shape() == Shape{x.size(0), x.size(1)};
+  return fits && ids.dtype() == DType::kInt64 && ids.IsContiguous();
 }
 
 void CheckRope(const Tensor& x, const RopePositions& positions) {
@@ -30,7 +31,7 @@ void CheckRope(const Tensor& x, const RopePositions& positions) {
   if (positions.ids.defined()) {
     if (IsIds(positions.ids, x)) return;
     throw Error(absl::InvalidArgumentError(
-        absl::StrCat("Rope: wants contiguous int64 ids [T]; got x ",
+        absl::StrCat("Rope: wants contiguous int64 ids [T] or [B, T]; got x ",
                      x.ToString(), ", ids ", positions.ids.ToString())));
   }
   if (positions.offset < 0 || positions.offset + x.size(1) > cos.size(0)) {

@@ -12,7 +12,7 @@ struct RopePositions {
   Tensor cos;          // [P, D / 2], float32, contiguous.
   Tensor sin;          // [P, D / 2], float32, contiguous.
   int64_t offset = 0;  // Of the first position, unless `ids` is defined.
-  Tensor ids = {};     // [T], int64: the position of each.
+  Tensor ids = {};     // [T] or [B, T], int64: the position of each.
 };
 
 // Turns each pair (x[i], x[i + D/2]) of x [B, T, H, D] by its position's

@@ -23,6 +23,8 @@ struct AttentionCase {
   AttentionDropout dropout = {};
   int64_t pad = 0;  // Elements between positions, as in a fused projection.
   int num_threads = 1;
+  // Of each row's queries; empty: one segment.
+  std::vector<std::vector<int64_t>> segment_starts = {};
 
   std::string ToString() const {
     std::string text = DTypeName(dtype);
@@ -53,18 +55,31 @@ struct AttentionOperands {
         grad_q(Positions(t, t.queries, t.heads, 6)),
         grad_k(Positions(t, t.keys, t.key_heads, 7)),
         grad_v(Positions(t, t.keys, t.key_heads, 8)),
-        logsumexp(AccumulateDType(t.dtype), {t.batch, t.heads, t.queries}) {}
+        logsumexp(AccumulateDType(t.dtype), {t.batch, t.heads, t.queries}),
+        starts(DType::kInt64, {t.batch, t.queries}) {
+    std::vector<double> values;
+    for (const auto& row : t.segment_starts) {
+      values.insert(values.end(), row.begin(), row.end());
+    }
+    if (!values.empty()) starts.Set(values);
+  }
 
   AttentionArgs Forward(const AttentionCase& t) const {
-    return {q.view(),   k.view(),         v.view(),
-            out.view(), logsumexp.view(), 1 / std::sqrt(t.dim),
-            t.mask,     t.dropout};
+    return {q.view(),
+            k.view(),
+            v.view(),
+            out.view(),
+            logsumexp.view(),
+            1 / std::sqrt(t.dim),
+            t.mask,
+            t.dropout,
+            t.segment_starts.empty() ? TensorView{} : starts.view()};
   }
   AttentionBackwardArgs Backward(const AttentionCase& t) const {
     return {Forward(t), grad_out.view(), grad_q.view(), grad_k.view(),
             grad_v.view()};
   }
-  HostTensor q, k, v, out, grad_out, grad_q, grad_k, grad_v, logsumexp;
+  HostTensor q, k, v, out, grad_out, grad_q, grad_k, grad_v, logsumexp, starts;
 };
 
 // What the weights of (row b, head h, query i) are multiplied by, a factor a
@@ -112,7 +127,8 @@ class AttentionReference {
   }
 
  private:
-  bool Sees(int64_t i, int64_t j) const {
+  bool Sees(int64_t b, int64_t i, int64_t j) const {
+    if (!t_.segment_starts.empty() && j < t_.segment_starts[b][i]) return false;
     const int64_t position = i + t_.keys - t_.queries;
     if (t_.mask.causal && j > position) return false;
     return t_.mask.sliding_window == 0 || position - j < t_.mask.sliding_window;
@@ -131,14 +147,14 @@ class AttentionReference {
     std::vector<double> weights(t_.keys);
     double total = 0;
     for (int64_t j = 0; j < t_.keys; ++j) {
-      if (!Sees(i, j)) continue;
+      if (!Sees(b, i, j)) continue;
       weights[j] = std::exp(scale_ * Dot(&q_[at], &k_[KeyAt(b, j, h)]));
       total += weights[j];
     }
     const std::vector<double> factors = FactorsOf(t_.dropout, b, h, i, t_.keys);
     double dot = 0;  // Of weights and their gradients.
     for (int64_t j = 0; j < t_.keys && total > 0; ++j) {
-      if (!Sees(i, j)) continue;
+      if (!Sees(b, i, j)) continue;
       weights[j] /= total;
       const double weight = factors[j] * weights[j];
       const int64_t key = KeyAt(b, j, h);
