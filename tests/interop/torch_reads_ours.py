@@ -14,7 +14,7 @@ try:
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 except ImportError as error:
     print(f"NOT RUN: this Python has no torch ({error})")
-    sys.exit(0)
+    sys.exit(77)
 
 folder = sys.argv[1]
 checked = 0
