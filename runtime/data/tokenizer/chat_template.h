@@ -26,6 +26,12 @@ enum class ChatFormat {
   kChatMl,
   // "<|start_header_id|>user<|end_header_id|>\n\n...<|eot_id|>"
   kLlama3,
+  // Llama 3 with a system message in any case, which begins with two dates;
+  // "today" is the one that the template itself names, on any day.
+  kLlama31,
+  // ChatML, but answers to the last user, and those that bring a
+  // "<think>...</think>", show what was thought; earlier ones lose it.
+  kQwen3,
 };
 
 // The segments of a conversation one behind the other are what the model's own
@@ -53,12 +59,16 @@ class ChatTemplate {
                                   bool add_generation_prompt) const;
 
  private:
-  void RenderMessage(const ChatMessage& message,
+  // What the template shows of a message.
+  std::string Shown(const std::vector<ChatMessage>& messages,
+                    size_t index) const;
+  void RenderMessage(const ChatMessage& message, const std::string& content,
                      std::vector<ChatSegment>& segments) const;
 
   ChatFormat format_;
   std::string bos_token_ = "<|begin_of_text|>";  // Of Llama 3.
   std::string default_system_;
+  std::string today_;  // Of Llama 3.1.
 };
 
 // The segments' texts one behind the other.
