@@ -63,6 +63,10 @@ absl::Status RunRank(const TrainOptions& options,
 }
 
 absl::Status CheckText(const TrainOptions& options) {
+  for (const std::string& file : options.data.files) {
+    const absl::Status status = ReadableFile::Open(file).status();
+    if (!status.ok()) return Annotate(status, "--data");
+  }
   for (const std::string& text : options.text) {
     if (text.empty()) {
       return absl::InvalidArgumentError(

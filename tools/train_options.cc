@@ -450,6 +450,8 @@ absl::StatusOr<TrainOptions> TrainOptionsFromFlags() {
   TrainOptions options;
   CopyRunFlags(options);
   CopyLearningFlags(options);
+  ASSIGN_OR_RETURN(options.data, DataOptionsFromFlags());
+  if (!options.data.files.empty()) options.text.clear();
   RETURN_IF_ERROR(SetBetas(options));
   RETURN_IF_ERROR(CheckTogether(options));
   RETURN_IF_ERROR(SetModel(options));

@@ -8,12 +8,14 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/huggingface/model_config.h"
 #include "fsdp/options.h"
+#include "tools/train_options_data.h"
 
 namespace tessera {
 
 struct TrainOptions {
   // The run.
-  std::vector<std::string> text;
+  std::vector<std::string> text;  // Empty: `data` has files.
+  DataOptions data;
   std::string out;     // Its folder.
   std::string resume;  // "", "latest", or the path of a run or checkpoint.
   int64_t steps = 0;

@@ -49,34 +49,41 @@ void Trainer::ClipInStep(double norm) {
 }
 
 double Trainer::RunMicroBatch(const MicroBatch& batch, double divisor) {
-  const Variable loss =
-      model_.Loss(batch.ids_BT, batch.ids_BT, {.divisor = divisor});
+  const Tensor& labels =
+      batch.labels_BT.defined() ? batch.labels_BT : batch.ids_BT;
+  const Variable loss = model_.Loss(
+      {batch.ids_BT, batch.position_ids_BT, batch.segment_starts_BT}, labels,
+      {.divisor = divisor});
   loss.Backward();
   return loss.data().Item();
 }
 
-double Trainer::Validate(const TextDataset& dataset, int64_t batch,
+double Trainer::Validate(const TokenRows& rows, int64_t batch,
                          int64_t num_batches) {
   const NoGrad no_grad;
   model_.Eval();
   Communicator& world = *sharded_.mesh().world();
-  const int64_t num_windows =
-      std::min(dataset.num_windows(), batch * num_batches);
+  const int64_t num_rows = std::min(rows.num_rows(), batch * num_batches);
   double sum = 0;
+  int64_t count = 0;  // Of all ranks.
   // All ranks run equally often, with no row where there is none.
-  for (int64_t begin = 0; begin < num_windows; begin += batch) {
-    std::vector<int64_t> rows;
-    for (int64_t w = begin + world.rank();
-         w < std::min(begin + batch, num_windows); w += world.world_size()) {
-      rows.push_back(w);
+  for (int64_t begin = 0; begin < num_rows; begin += batch) {
+    std::vector<int64_t> mine;
+    for (int64_t row = begin; row < std::min(begin + batch, num_rows); ++row) {
+      count += rows.num_counted(row);
+      if ((row - begin) % world.world_size() == world.rank()) {
+        mine.push_back(row);
+      }
     }
-    const Tensor ids = dataset.Batch(rows);
-    sum += model_.Loss(ids, ids, {.divisor = 1.0}).data().Item();
+    const TokenBatch b = rows.Batch(mine);
+    sum += model_
+               .Loss({b.ids_BT, b.position_ids_BT, b.segment_starts_BT},
+                     b.labels_BT, {.divisor = 1.0})
+               .data()
+               .Item();
   }
   model_.Train();
-  const double count =
-      static_cast<double>(num_windows * dataset.num_predicted());
-  return SumOverRanks({sum})[0] / count;
+  return SumOverRanks({sum})[0] / static_cast<double>(count);
 }
 
 std::vector<double> Trainer::SumOverRanks(const std::vector<double>& values) {

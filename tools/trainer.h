@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fsdp/fully_shard.h"
-#include "runtime/data/text_dataset.h"
+#include "runtime/data/token_rows.h"
 #include "runtime/nn/causal_lm.h"
 #include "runtime/optim/optimizer.h"
 
@@ -23,9 +23,13 @@ struct TrainerOptions {
 // This rank's rows of one micro-batch: row b is row first_row + b * row_stride
 // of the global micro-batch. There may be none.
 struct MicroBatch {
-  Tensor ids_BT;  // int64, labels too.
+  Tensor ids_BT;  // int64, labels too where there are no others.
   int64_t first_row = 0;
   int64_t row_stride = 1;
+  // Of rows that hold several documents, or do not count all tokens.
+  Tensor labels_BT = {};
+  Tensor position_ids_BT = {};
+  Tensor segment_starts_BT = {};
 };
 
 struct StepResult {
@@ -47,16 +51,17 @@ class Trainer {
         options_(std::move(options)) {}
 
   // Step `step` (from 0 on). `num_counted` is how many tokens the micro-batches
-  // of all ranks predict together. `stop` of any rank is every rank's.
-  // Gradients are clipped by the optimizer: those that stay are not.
+  // of all ranks count together, the sum of their counts: however unequally
+  // they are dealt out, each weighs as much in the gradient. `stop` of any rank
+  // is every rank's. Gradients are clipped by the optimizer: those that stay
+  // are not.
   StepResult Step(int64_t step, std::span<const MicroBatch> micro_batches,
                   int64_t num_counted, bool stop = false);
 
-  // The mean loss over the first `num_batches` batches of `batch` windows,
+  // The mean loss over the first `num_batches` batches of `batch` rows,
   // dealt out to ranks; fewer when there is less. Leaves the model in training
   // mode.
-  double Validate(const TextDataset& dataset, int64_t batch,
-                  int64_t num_batches);
+  double Validate(const TokenRows& rows, int64_t batch, int64_t num_batches);
 
  private:
   double RunMicroBatch(const MicroBatch& batch, double divisor);

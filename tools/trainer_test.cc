@@ -208,5 +208,144 @@ TEST(TrainerTest, DropoutDoesNotDependOnRanks) {
   }
 }
 
+// The lengths of the documents of each row of a global batch: rows count from
+// none of their tokens to nearly all.
+const std::vector<std::vector<int64_t>> kRows = {
+    {9}, {2, 7}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {4, 4, 1}, {1, 8}, {3, 6}};
+
+// Row `row`, where the first `row` labels of each document do not count.
+TokenBatch PackedBatch(const std::vector<int64_t>& rows, int64_t step) {
+  std::vector<int64_t> ids, labels, positions, starts;
+  for (int64_t row : rows) {
+    int64_t start = 0;
+    for (int64_t length : kRows[row]) {
+      for (int64_t t = 0; t < length; ++t) {
+        const int64_t id =
+            (13 * step + 7 * row + 3 * (start + t)) % kVocabulary;
+        ids.push_back(id);
+        labels.push_back(t == 0 || t < row - 1 ? -100 : id);
+        positions.push_back(t);
+        starts.push_back(start);
+      }
+      start += length;
+    }
+  }
+  const Shape shape = {static_cast<int64_t>(rows.size()), kLength};
+  return {Tensor::FromVector(ids, shape), Tensor::FromVector(labels, shape),
+          Tensor::FromVector(positions, shape),
+          Tensor::FromVector(starts, shape)};
+}
+
+// Trains on the six rows, in `num_micro` micro-batches of as many.
+Outcome TrainPacked(int num_ranks, int64_t num_micro) {
+  Outcome outcome;
+  RunRanks(num_ranks, [&](const std::shared_ptr<Communicator>& world) {
+    Subject subject(world);
+    Sgd optimizer({[&] {
+      ParameterGroup group;
+      for (const ShardedParameter& p : subject.sharded->Parameters()) {
+        group.parameters.push_back({p.name, p.variable});
+      }
+      return group;
+    }()});
+    Trainer trainer(*subject.sharded, subject.model, optimizer,
+                    {.learning_rate = [](int64_t) { return 0.1; }});
+    const auto num_rows = static_cast<int64_t>(kRows.size());
+    for (int64_t step = 0; step < kNumSteps; ++step) {
+      std::vector<MicroBatch> batches;
+      int64_t num_counted = 0;
+      for (int64_t micro = 0; micro < num_micro; ++micro) {
+        std::vector<int64_t> all, mine;
+        for (int64_t i = 0; i < num_rows / num_micro; ++i) {
+          all.push_back(micro * num_rows / num_micro + i);
+          if (i % world->world_size() == world->rank()) {
+            mine.push_back(all.back());
+          }
+        }
+        num_counted +=
+            CausalLM::NumCountedTokens(PackedBatch(all, step).labels_BT);
+        const TokenBatch batch = PackedBatch(mine, step);
+        batches.push_back({batch.ids_BT, world->rank(), world->world_size(),
+                           batch.labels_BT, batch.position_ids_BT,
+                           batch.segment_starts_BT});
+      }
+      const StepResult result = trainer.Step(step, batches, num_counted);
+      if (world->rank() > 0) continue;
+      outcome.losses.push_back(result.loss);
+      outcome.norms.push_back(result.grad_norm);
+    }
+    subject.sharded->ForEachFullParameter(
+        [&](const std::string& name, const Tensor& whole) {
+          if (world->rank() == 0) outcome.parameters[name] = whole.ToDoubles();
+        });
+  });
+  return outcome;
+}
+
+// Every counted token weighs the same, wherever it is: a mean of the means of
+// micro-batches or ranks would weigh those of a batch with few of them more.
+TEST(TrainerTest, UnequalCountsWeighEqually) {
+  const Outcome one = TrainPacked(1, 1);
+  // By hand, the first step: the sum of all losses over all that count.
+  RunRanks(1, [&](const std::shared_ptr<Communicator>& world) {
+    Subject subject(world);
+    const TokenBatch all = PackedBatch({0, 1, 2, 3, 4, 5}, 0);
+    EXPECT_NEAR(
+        subject.model
+            .Loss({all.ids_BT, all.position_ids_BT, all.segment_starts_BT},
+                  all.labels_BT)
+            .data()
+            .Item(),
+        one.losses[0], 1e-5);
+  });
+  for (int num_ranks : {1, 2, 3, 4}) {
+    for (int64_t num_micro : {1, 2, 3, 6}) {
+      SCOPED_TRACE(num_ranks * 10 + num_micro);
+      const Outcome other = TrainPacked(num_ranks, num_micro);
+      EXPECT_TRUE(AllClose(other.losses, one.losses, 1e-5));
+      EXPECT_TRUE(AllClose(other.norms, one.norms, 1e-5));
+      for (const auto& [name, values] : one.parameters) {
+        EXPECT_TRUE(AllClose(other.parameters.at(name), values, 1e-5)) << name;
+      }
+    }
+  }
+}
+
+// As many tokens as count, on any number of ranks.
+TEST(TrainerTest, ValidatesOverCountedTokens) {
+  class Rows final : public TokenRows {
+   public:
+    int64_t num_rows() const override { return 6; }
+    int64_t length() const override { return kLength; }
+    int64_t num_counted(int64_t row) const override {
+      return CausalLM::NumCountedTokens(PackedBatch({row}, 0).labels_BT);
+    }
+    TokenBatch Batch(std::span<const int64_t> rows,
+                     Device /*device*/) const override {
+      return PackedBatch({rows.begin(), rows.end()}, 0);
+    }
+  };
+  double expected = 0;
+  for (int num_ranks : {1, 2, 5}) {
+    RunRanks(num_ranks, [&](const std::shared_ptr<Communicator>& world) {
+      Subject subject(world);
+      Trainer trainer(*subject.sharded, subject.model, *subject.optimizer,
+                      {.learning_rate = [](int64_t) { return 0.1; }});
+      const double loss = trainer.Validate(Rows(), 4, 9);
+      const TokenBatch all = PackedBatch({0, 1, 2, 3, 4, 5}, 0);
+      const double whole = num_ranks > 1
+                               ? expected
+                               : subject.model
+                                     .Loss({all.ids_BT, all.position_ids_BT,
+                                            all.segment_starts_BT},
+                                           all.labels_BT)
+                                     .data()
+                                     .Item();
+      EXPECT_NEAR(loss, whole, 1e-5);
+      if (num_ranks == 1) expected = whole;
+    });
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(
   run->state_.seed = options.seed;
   Communicator& ranks = *run->world_;
   RETURN_IF_ERROR(ranks.AgreeOnStatus(run->OpenTokenizer(), "open tokenizer"));
-  RETURN_IF_ERROR(ranks.AgreeOnStatus(run->OpenText(), "open text"));
+  RETURN_IF_ERROR(ranks.AgreeOnStatus(run->OpenData(), "open data"));
   RETURN_IF_ERROR(
       AgreeOnValue(ranks, "text's checksum", run->state_.values["text"]));
   RETURN_IF_ERROR(AgreeOnValue(ranks, "model", run->model_text_));
@@ -121,19 +121,14 @@ absl::Status TrainingRun::OpenTokenizer() {
   return absl::OkStatus();
 }
 
-absl::Status TrainingRun::OpenText() {
-  ASSIGN_OR_RETURN(const std::shared_ptr<const TokenFile> tokens,
-                   OpenCachedTokens(options_.text, tokenizer_.tokenizer(),
-                                    CacheFolder() + "/tokens"));
-  absl::StatusOr<TextSplit> split =
-      SplitText(tokens, options_.seq, options_.validation_share);
-  if (!split.ok()) {
-    return Annotate(split.status(), absl::StrJoin(options_.text, ","));
+absl::Status TrainingRun::OpenData() {
+  ASSIGN_OR_RETURN(data_, OpenTrainingData(options_, tokenizer_));
+  for (const std::string& warning : data_.warnings) {
+    if (first()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }
-  text_ = *std::move(split);
-  state_.values["text"] = ChecksumText(tokens->fingerprint());
+  state_.values["text"] = ChecksumText(data_.fingerprint);
   sampler_ = std::make_unique<Sampler>(
-      SamplerOptions{.num_samples = text_->train.num_windows(),
+      SamplerOptions{.num_samples = data_.train->num_rows(),
                      .global_batch = options_.batch / options_.accumulate,
                      .rank = world_->rank(),
                      .world_size = world_->world_size(),
@@ -270,18 +265,10 @@ void TrainingRun::PrintPlan() const {
     num_parameters += p.global_shape.num_elements();
   }
   std::printf(
-      "%s of %.2fM parameters on %d x %d threads (%.0f GFLOP/s), %s\n"
-      "text: %.2fM tokens to train on, %.2fM to validate; %d tokens a step\n",
+      "%s of %.2fM parameters on %d x %d threads (%.0f GFLOP/s), %s\n%s\n",
       model_->class_name().c_str(), static_cast<double>(num_parameters) / 1e6,
       world_->world_size(), NumThreads(CurrentDevice()), peak_flops_ / 1e9,
-      world_->name(),
-      static_cast<double>(text_->train.num_windows() *
-                          text_->train.num_predicted()) /
-          1e6,
-      static_cast<double>(text_->validation.num_windows() *
-                          text_->validation.num_predicted()) /
-          1e6,
-      static_cast<int>(options_.batch * text_->train.num_predicted()));
+      world_->name(), data_.text.c_str());
   std::printf("%s\n", ShardingText(*sharded_).c_str());
   if (!folder_.empty()) std::printf("writes to %s\n", folder_.c_str());
   std::fflush(stdout);
@@ -304,7 +291,7 @@ absl::Status TrainingRun::Run() {
 }
 
 absl::Status TrainingRun::Train(bool* stopped) {
-  const double before = trainer_->Validate(text_->validation, options_.batch,
+  const double before = trainer_->Validate(*data_.validation, options_.batch,
                                            options_.eval_batches);
   if (first()) {
     std::printf("step %d  validation %.4f nats a token\n",
@@ -335,13 +322,16 @@ absl::Status TrainingRun::Train(bool* stopped) {
 
 StepResult TrainingRun::TakeStep() {
   std::vector<MicroBatch> micro_batches;
+  int64_t num_counted = 0;
   for (int64_t i = 0; i < options_.accumulate; ++i) {
-    micro_batches.push_back({text_->train.Batch(sampler_->Next()),
-                             world_->rank(), world_->world_size()});
+    num_counted += data_.train->NumCounted(sampler_->NextOfAllRanks());
+    const TokenBatch batch = data_.train->Batch(sampler_->Next());
+    micro_batches.push_back({batch.ids_BT, world_->rank(), world_->world_size(),
+                             batch.labels_BT, batch.position_ids_BT,
+                             batch.segment_starts_BT});
   }
-  const StepResult result = trainer_->Step(
-      state_.step, micro_batches, options_.batch * text_->train.num_predicted(),
-      stop_.requested());
+  const StepResult result = trainer_->Step(state_.step, micro_batches,
+                                           num_counted, stop_.requested());
   // A norm that is none has spoilt what would be saved after this step.
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
     throw Error(absl::FailedPreconditionError(absl::StrCat(
@@ -386,7 +376,7 @@ absl::Status TrainingRun::Report(const StepResult& result) {
       (options_.eval_every > 0 && state_.step % options_.eval_every == 0)) {
     const Clock::time_point before = Clock::now();
     metrics.validation_loss = trainer_->Validate(
-        text_->validation, options_.batch, options_.eval_batches);
+        *data_.validation, options_.batch, options_.eval_batches);
     if (!std::isfinite(*metrics.validation_loss)) {
       return absl::FailedPreconditionError(
           absl::StrCat("step ", state_.step, ": the validation loss is ",
@@ -404,9 +394,9 @@ absl::Status TrainingRun::Report(const StepResult& result) {
   metrics.loss = result.loss;
   metrics.learning_rate = result.learning_rate;
   metrics.grad_norm = result.grad_norm;
-  metrics.tokens_per_second =
-      steps_per_second_ *
-      static_cast<double>(options_.batch * text_->train.num_predicted());
+  metrics.tokens_per_second = steps_per_second_ *
+                              static_cast<double>(options_.batch) *
+                              data_.tokens_per_row;
   metrics.flops_share = metrics.tokens_per_second *
                         model_->FlopsPerToken(options_.seq) / peak_flops_;
   metrics.memory_bytes = AllocatorOf(CurrentDevice()).stats().peak_bytes;
@@ -465,10 +455,8 @@ absl::Status TrainingRun::Finish(bool stopped) {
 
 // All ranks make the text, since each has a part of the model.
 void TrainingRun::PrintSample() {
-  std::vector<int32_t> prompt(std::min<int64_t>(32, options_.seq / 2));
-  const std::vector<int64_t> window =
-      text_->validation.Batch(std::vector<int64_t>{0}).ToVector<int64_t>();
-  std::copy_n(window.begin(), prompt.size(), prompt.begin());
+  const std::vector<int32_t> prompt =
+      PromptOf(*data_.validation, std::min<int64_t>(32, options_.seq / 2));
   model_->Eval();
   const auto print = [this](const std::string& piece) {
     if (!first()) return;

@@ -13,7 +13,6 @@
 #include "checkpoint/manifest.h"
 #include "fsdp/fully_shard.h"
 #include "runtime/data/sampler.h"
-#include "runtime/data/text_dataset.h"
 #include "tools/model_tokenizer.h"
 #include "tools/progress.h"
 #include "tools/run_checkpoint.h"
@@ -21,6 +20,7 @@
 #include "tools/stop_signal.h"
 #include "tools/train_options.h"
 #include "tools/trainer.h"
+#include "tools/training_data.h"
 
 namespace tessera {
 
@@ -46,7 +46,7 @@ class TrainingRun {
         steps_are_chosen_(options.minutes == 0) {}
 
   absl::Status OpenTokenizer();
-  absl::Status OpenText();
+  absl::Status OpenData();
   absl::Status MakeShardedModel();
   absl::Status LoadModel();
   absl::Status MakeTrainer();
@@ -74,7 +74,7 @@ class TrainingRun {
   // Files of the model's folder that the finished run has too. Of rank 0.
   std::map<std::string, std::string> side_files_;
   std::string folder_;
-  std::optional<TextSplit> text_;
+  TrainingData data_;
   std::shared_ptr<CausalLM> model_;
   std::unique_ptr<FullyShardedModule> sharded_;
   std::unique_ptr<Optimizer> optimizer_;

@@ -10,11 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/folder_weights.h"
-#include "checkpoint/huggingface/folder_writer.h"
 #include "runtime/data/file_io.h"
-#include "runtime/nn/initializer.h"
 #include "runtime/ops/elementwise.h"
 #include "tests/testing/small_transformers.h"
+#include "tests/training/model_folders.h"
 #include "tests/training/small_runs.h"
 
 namespace tessera {
@@ -44,24 +43,7 @@ class FineTuneTest : public SmallRuns {
   std::string MakeFolder(const std::string& name, const ModelConfig& config,
                          DType dtype) const {
     const std::string folder = Path("model_" + name);
-    const auto model = OrThrow(MakeModel(config));
-    InitializeParameters(*model, 3);
-    model->To(dtype);
-    std::vector<TensorSpec> specs;
-    for (const NamedVariable& p : model->NamedParameters()) {
-      specs.push_back({p.name, dtype, p.variable.shape()});
-    }
-    const auto writer = OrThrow(FolderWriter::Create(folder, specs, 20000));
-    for (const NamedVariable& p : model->NamedParameters()) {
-      OrThrow(writer->Write(p.name, p.variable.data()));
-    }
-    auto json = nlohmann::json::parse(FolderConfigText(config, dtype));
-    json["mystery"] = 5;
-    OrThrow(writer->Finish(
-        {{"config.json", json.dump()},
-         {"generation_config.json", R"({"eos_token_id": [0]})"},
-         {"tokenizer.json", OrThrow(ReadFile("tests/golden/tokenizers/" + name +
-                                             "/tokenizer.json"))}}));
+    MakeModelFolder(folder, name, config, dtype);
     return folder;
   }
 };
