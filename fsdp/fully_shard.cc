@@ -28,6 +28,8 @@ class FullyShardSetup {
     context_ = result_->context_.get();
     context_->mesh = std::move(mesh);
     context_->options = options;
+    result_->state_dict_settings_ =
+        DefaultStateDictSettings(options.fsdp_version);
     context_->device = CurrentDevice();
   }
 
@@ -61,7 +63,8 @@ class FullyShardSetup {
     ASSIGN_OR_RETURN(ignored_, FindIgnored(module_, options.ignored_modules,
                                            options.ignored_patterns));
     ASSIGN_OR_RETURN(WrapResult wrapped,
-                     PlanUnits(module_, options.auto_wrap_policy, ignored_));
+                     PlanUnits(module_, options.auto_wrap_policy, ignored_,
+                               options.joint_units));
     plans_ = std::move(wrapped.units);
     for (std::string& w : wrapped.warnings) {
       result_->warnings_.push_back(std::move(w));
@@ -93,7 +96,8 @@ class FullyShardSetup {
                                  ", buffer_dtype ", dtype(mp.buffer_dtype),
                                  ", output_dtype ", dtype(mp.output_dtype)));
     for (const UnitPlan& unit : plans_) {
-      lines.push_back(absl::StrCat("unit ", unit.name));
+      lines.push_back(absl::StrCat(
+          "unit ", unit.name, unit.stays_gathered ? " stays gathered" : ""));
       for (size_t i = 0; i < unit.parameters.size(); ++i) {
         const Variable& p = unit.parameters[i];
         lines.push_back(
@@ -200,6 +204,7 @@ class FullyShardSetup {
       }
       units_.push_back(std::make_unique<Unit>(static_cast<int>(u), plan.name,
                                               std::move(parameters), context_));
+      units_.back()->set_stays_gathered(plan.stays_gathered);
       Shard(*units_.back());
     }
     MakeReal([&] {
@@ -308,7 +313,8 @@ class FullyShardSetup {
     for (const auto& unit : units_) {
       for (const auto& group : unit->groups()) {
         for (const GroupParameter& p : group->parameters()) {
-          ShardedParameter s{p.name, p.variable, p.shape, p.order, 0, 0, true};
+          ShardedParameter s{p.name, p.variable, p.shape, p.order,
+                             0,      0,          true,    unit->index()};
           if (p.piece.has_value()) {
             s.begin = p.piece->parameter_begin;
             s.length = p.piece->length;

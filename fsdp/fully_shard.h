@@ -10,6 +10,7 @@
 #include "fsdp/device_mesh.h"
 #include "fsdp/options.h"
 #include "fsdp/runner.h"
+#include "fsdp/state_dict_config.h"
 #include "runtime/nn/module.h"
 
 namespace tessera {
@@ -25,6 +26,7 @@ struct ShardedParameter {
   int64_t begin = 0;
   int64_t length = 0;
   bool sharded = true;  // False for ignored ones: whole on every rank.
+  int unit = -1;        // Index in unit_names(); -1 for ignored ones.
 };
 
 // A module whose parameters are dealt out to ranks. The module itself is used
@@ -47,6 +49,14 @@ class FullyShardedModule {
   // Sums of gradients over ranks are divided by it.
   double gradient_divisor() const { return context_->divisor; }
   void set_gradient_divisor(double divisor) { context_->divisor = divisor; }
+
+  // How state dictionaries are made; see SetStateDictType, which checks.
+  const StateDictSettings& state_dict_settings() const {
+    return state_dict_settings_;
+  }
+  void set_state_dict_settings(const StateDictSettings& settings) {
+    state_dict_settings_ = settings;
+  }
 
   // In the order and under the names of the plain module, ignored ones too.
   const std::vector<ShardedParameter>& Parameters() const {
@@ -147,6 +157,7 @@ class FullyShardedModule {
   std::unique_ptr<Runner> runner_;
   std::vector<ShardedParameter> parameters_;
   std::vector<std::string> warnings_;
+  StateDictSettings state_dict_settings_;
 };
 
 // What gradients of this norm are multiplied by so that it is at most

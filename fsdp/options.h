@@ -90,6 +90,9 @@ struct FullyShardOptions {
   std::optional<double> gradient_divisor;
 
   WrapPolicy auto_wrap_policy;  // Which modules are units.
+  // Beside what the policy chooses: the modules of each list are one unit,
+  // which is gathered before the first of them runs. They do not overlap.
+  std::vector<JointUnit> joint_units;
   // Kept out of sharding: modules, and full-match regular expressions on dotted
   // names of modules or parameters.
   std::vector<Module*> ignored_modules;

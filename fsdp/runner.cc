@@ -112,7 +112,7 @@ void Runner::Log(StepKind kind, const Unit& unit, bool prefetch) {
 
 bool Runner::Reshards(const Unit& unit) const {
   return context_->mode.reshard_after_forward && !is_root(unit) &&
-         !unit.always_whole();
+         !unit.stays_gathered() && !unit.always_whole();
 }
 
 void Runner::BeginIteration() {

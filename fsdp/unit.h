@@ -40,6 +40,9 @@ class Unit {
   bool has_frozen() const;
   // Nothing is ever gathered or released.
   bool always_whole() const;
+  // From forward to backward, as the root.
+  bool stays_gathered() const { return stays_gathered_; }
+  void set_stays_gathered(bool value) { stays_gathered_ = value; }
 
   // kSharded -> kGathering: takes slots and issues the all-gather.
   void Gather();
@@ -82,6 +85,7 @@ class Unit {
   std::vector<Buffers> buffers_;  // Of each group.
   UnitState state_ = UnitState::kSharded;
   bool kept_ = false;
+  bool stays_gathered_ = false;
   Event gathered_event_;
   UnitGradient gradient_;
 };

@@ -223,8 +223,13 @@ class Planner {
     chosen_.insert(&root);
   }
 
-  std::vector<UnitPlan> Plan() && {
+  std::vector<UnitPlan> Plan(const std::vector<JointUnit>& joint) && {
     Visit(root_);
+    for (const JointUnit& unit : joint) {
+      const size_t into = unit_of_[unit.modules.at(0)];
+      for (const Module* m : unit.modules) Merge(into, m);
+      units_[into].stays_gathered |= unit.stays_gathered;
+    }
     MergeTiedUnits();
     NameUnits();
     for (const NamedVariable& p : root_.NamedParameters()) {
@@ -265,7 +270,8 @@ class Planner {
     units_.push_back({.name = "",
                       .modules = {&module},
                       .parameter_names = {},
-                      .parameters = {}});
+                      .parameters = {},
+                      .stays_gathered = false});
   }
 
   // Units whose modules hold one tensor become one.
@@ -404,12 +410,19 @@ absl::StatusOr<IgnoredSet> FindIgnored(
 }
 
 absl::StatusOr<WrapResult> PlanUnits(Module& root, const WrapPolicy& policy,
-                                     const IgnoredSet& ignored) {
+                                     const IgnoredSet& ignored,
+                                     const std::vector<JointUnit>& joint) {
   WrapResult result;
   ASSIGN_OR_RETURN(ModuleSet chosen,
                    std::visit(Chooser(root, ignored, result.warnings), policy));
   std::erase_if(chosen, [](const Module* m) { return m->IsContainer(); });
-  result.units = Planner(root, std::move(chosen), ignored).Plan();
+  for (const JointUnit& unit : joint) {
+    ASSIGN_OR_RETURN(
+        const ModuleSet more,
+        Chooser(root, ignored, result.warnings)(WrapModules{unit.modules}));
+    chosen.insert(more.begin(), more.end());
+  }
+  result.units = Planner(root, std::move(chosen), ignored).Plan(joint);
   WarnOfLargeRoot(result.units, result.warnings);
   return result;
 }

@@ -72,6 +72,13 @@ struct UnitPlan {
   std::vector<Module*> modules;
   std::vector<std::string> parameter_names;  // Those of the plain model.
   std::vector<Variable> parameters;
+  bool stays_gathered = false;  // From forward to backward.
+};
+
+// Modules that become one unit together.
+struct JointUnit {
+  std::vector<Module*> modules;
+  bool stays_gathered = false;  // From forward to backward.
 };
 
 struct WrapResult {
@@ -85,8 +92,11 @@ struct WrapResult {
 // whenever one of them runs; if each of these modules is a unit itself
 // (embedding and head), they are made one unit instead. A module that is
 // registered in two places counts as two. Each parameter is owned once, and a
-// unit that owns nothing is left out, but for the root.
+// unit that owns nothing is left out, but for the root. The modules of each
+// list of `joint` are one unit, beside what the policy chooses; one that is not
+// below `root` is an error.
 absl::StatusOr<WrapResult> PlanUnits(Module& root, const WrapPolicy& policy,
-                                     const IgnoredSet& ignored = {});
+                                     const IgnoredSet& ignored = {},
+                                     const std::vector<JointUnit>& joint = {});
 
 }  // namespace tessera

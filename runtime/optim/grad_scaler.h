@@ -64,6 +64,7 @@ class GradScaler {
   void Update();
 
   double scale() const { return options_.enabled ? state_.scale : 1; }
+  const GradScalerOptions& options() const { return options_; }
   GradScalerState state() const { return state_; }
   void set_state(const GradScalerState& state) { state_ = state; }
 

@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "runtime/device/allocator.h"
 #include "runtime/ops/elementwise.h"
 
@@ -297,6 +298,66 @@ absl::Status Optimizer::CheckComplete(
     RETURN_IF_ERROR(
         CheckStates(name, found->second,
                     keeps ? StateNames() : std::vector<std::string>()));
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+absl::StatusOr<std::map<std::string, Tensor>> ConvertStates(
+    const std::string& parameter, const ParameterState& state,
+    const ParameterReplacement& replacement) {
+  const Tensor& data = replacement.variable.data();
+  std::map<std::string, Tensor> converted;
+  for (const auto& [name, tensor] : state.tensors) {
+    Tensor& result = converted[name];
+    result = tensor;
+    if (replacement.convert_state) {
+      ASSIGN_OR_RETURN(result, replacement.convert_state(tensor));
+    }
+    if (result.shape() == data.shape() && result.device() == data.device() &&
+        result.dtype() == AccumulateDType(data.dtype())) {
+      continue;
+    }
+    return Invalid(parameter,
+                   absl::StrCat("its state ", name, ", ", result.ToString(),
+                                ", does not fit the value that takes its "
+                                "place, ",
+                                data.ToString()));
+  }
+  return converted;
+}
+
+}  // namespace
+
+absl::Status Optimizer::ReplaceParameters(
+    const std::map<std::string, ParameterReplacement>& replacements) {
+  std::vector<std::string> missing;
+  std::set<const VariableImpl*> seen;
+  std::map<std::string, std::map<std::string, Tensor>> states;
+  for (const auto& [name, slot] : slots_) {
+    const auto found = replacements.find(name);
+    if (found == replacements.end() || !found->second.variable.defined()) {
+      missing.push_back(name);
+      continue;
+    }
+    if (!seen.insert(found->second.variable.impl().get()).second) {
+      return Invalid(name, "another one has the same replacement");
+    }
+    ASSIGN_OR_RETURN(states[name],
+                     ConvertStates(name, slot.state, found->second));
+  }
+  if (!missing.empty()) {
+    return Invalid(absl::StrJoin(missing, ", "),
+                   "has no replacement; nothing was changed");
+  }
+  for (ParameterGroup& group : groups_) {
+    for (OptimizerParameter& p : group.parameters) {
+      Slot& slot = slots_.at(p.name);
+      p.variable = slot.variable = replacements.at(p.name).variable;
+      slot.state.tensors = std::move(states[p.name]);
+      slot.shadow = Tensor();
+    }
   }
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "runtime/autograd/variable.h"
 #include "runtime/tensor/tensor.h"
 
@@ -73,6 +75,14 @@ struct NamedOptimizerState {
   std::variant<int64_t, Tensor> value;
 };
 
+// What takes a parameter's place in an optimizer.
+struct ParameterReplacement {
+  Variable variable;
+  // Makes of a state of the parameter one of `variable`: a tensor of the
+  // variable's shape, in AccumulateDType of its type. Unset: as it is.
+  std::function<absl::StatusOr<Tensor>(const Tensor& state)> convert_state = {};
+};
+
 // Updates variables from their gradients. Holds handles of the variables, not
 // their data: what data() and grad() are at each step counts, so an optimizer
 // may be made before its model is sharded, as long as it has not stepped.
@@ -134,6 +144,13 @@ class Optimizer {
   // know, a missing state of a parameter that requires a gradient, a wrong
   // number of elements.
   absl::Status LoadState(const std::vector<NamedOptimizerState>& states);
+
+  // Goes on with other variables under the same names: order, options and steps
+  // stay, states are converted, shadows are dropped. Refuses, and then changes
+  // nothing: a parameter without a replacement (all are named), a variable that
+  // comes twice or is undefined, a state that does not fit it.
+  absl::Status ReplaceParameters(
+      const std::map<std::string, ParameterReplacement>& replacements);
 
  protected:
   // Updates `updates`, all of one group, with as few launches as possible.
