@@ -15,6 +15,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/cpu/packed_product-inl.h"
+#include "kernels/cpu/row_product-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -246,7 +247,9 @@ class RegionProduct {
 
 void MultiplyRegion(const MatMulArgs& args, const MatMulBlocking& blocking,
                     uint8_t* scratch) {
-  if (args.a.dtype == DType::kFloat64) {
+  if (IsRowProduct(args, blocking)) {
+    MultiplyRow(args, blocking, reinterpret_cast<float*>(scratch));
+  } else if (args.a.dtype == DType::kFloat64) {
     RegionProduct<double>(args, blocking, scratch).Run();
   } else {
     RegionProduct<float>(args, blocking, scratch).Run();
@@ -301,7 +304,10 @@ MatMulArgs RegionOf(const MatMulArgs& args, const MatMulGrid& grid,
 int UsefulThreads(const MatMulShape& shape, int64_t num_matrices,
                   const Launch& launch) {
   constexpr int64_t kProductsOfThread = int64_t{1} << 18;
-  const int64_t products = num_matrices * shape.rows * shape.cols * shape.depth;
+  // Where each product needs an element of memory of its own it takes longer.
+  const int64_t cost = shape.rows == 1 ? 2 : 1;
+  const int64_t products =
+      cost * num_matrices * shape.rows * shape.cols * shape.depth;
   return static_cast<int>(
       std::clamp<int64_t>(products / kProductsOfThread, 1, launch.num_threads));
 }
