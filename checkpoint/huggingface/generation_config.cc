@@ -1,6 +1,7 @@
 #include "checkpoint/huggingface/generation_config.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
@@ -65,6 +66,36 @@ absl::Status ReadIds(const Json& json, const std::string& name,
   return absl::OkStatus();
 }
 
+// What others sample by, and the values that change nothing.
+std::vector<std::string> UnusedSettings(const Json& json) {
+  const std::vector<std::pair<const char*, Json>> neutral = {
+      {"begin_suppress_tokens", nullptr},
+      {"bad_words_ids", nullptr},
+      {"epsilon_cutoff", 0.0},
+      {"eta_cutoff", 0.0},
+      {"forced_bos_token_id", nullptr},
+      {"forced_eos_token_id", nullptr},
+      {"guidance_scale", nullptr},
+      {"min_length", 0},
+      {"min_new_tokens", nullptr},
+      {"min_p", nullptr},
+      {"no_repeat_ngram_size", 0},
+      {"num_beams", 1},
+      {"penalty_alpha", nullptr},
+      {"sequence_bias", nullptr},
+      {"stop_strings", nullptr},
+      {"suppress_tokens", nullptr},
+      {"typical_p", 1.0},
+      {"watermarking_config", nullptr}};
+  std::vector<std::string> warnings;
+  for (const auto& [name, value] : neutral) {
+    if (!Has(json, name) || json[name] == value) continue;
+    warnings.push_back(absl::StrCat("generation_config.json: \"", name, "\" (",
+                                    json[name].dump(), ") has no effect here"));
+  }
+  return warnings;
+}
+
 }  // namespace
 
 absl::StatusOr<GenerationConfig> ParseGenerationConfig(
@@ -82,7 +113,9 @@ absl::StatusOr<GenerationConfig> ParseGenerationConfig(
   RETURN_IF_ERROR(Read(json, "temperature", config.temperature));
   RETURN_IF_ERROR(Read(json, "top_k", config.top_k));
   RETURN_IF_ERROR(Read(json, "top_p", config.top_p));
+  RETURN_IF_ERROR(Read(json, "repetition_penalty", config.repetition_penalty));
   RETURN_IF_ERROR(Read(json, "max_new_tokens", config.max_new_tokens));
+  config.warnings = UnusedSettings(json);
   return config;
 }
 

@@ -19,7 +19,10 @@ struct GenerationConfig {
   std::optional<double> temperature = {};
   std::optional<int64_t> top_k = {};
   std::optional<double> top_p = {};
+  std::optional<double> repetition_penalty = {};
   std::optional<int64_t> max_new_tokens = {};
+  // Settings that would change what is generated and have no effect here.
+  std::vector<std::string> warnings = {};
 };
 
 // From the text of a generation_config.json, or of a config.json, which older

@@ -32,6 +32,19 @@ TEST(GenerationConfigTest, ReadsWhatIsThere) {
   EXPECT_FALSE(none->do_sample.has_value());
 }
 
+TEST(GenerationConfigTest, WhatHasNoEffectIsAWarning) {
+  const auto config = ParseGenerationConfig(
+      R"({"repetition_penalty": 1.1, "num_beams": 4, "min_p": 0.1,
+          "typical_p": 1.0, "no_repeat_ngram_size": 0, "min_length": null})");
+  ASSERT_OK(config);
+  EXPECT_EQ(config->repetition_penalty, 1.1);
+  ASSERT_EQ(config->warnings.size(), 2u);
+  EXPECT_EQ(config->warnings[0],
+            "generation_config.json: \"min_p\" (0.1) has no effect here");
+  EXPECT_EQ(config->warnings[1],
+            "generation_config.json: \"num_beams\" (4) has no effect here");
+}
+
 TEST(GenerationConfigTest, Refusals) {
   const auto refuse = [](const std::string& text, const std::string& message) {
     EXPECT_THAT(ParseGenerationConfig(text),
