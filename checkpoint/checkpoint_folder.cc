@@ -81,6 +81,20 @@ absl::Status MakeLastingFolders(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Unfinished saves in `folder`, but for the one at `kept`.
+absl::Status RemoveUnfinishedBut(const std::string& kept,
+                                 const std::string& folder) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, Names(folder));
+  for (const std::string& name : names) {
+    const std::string path = absl::StrCat(folder, "/", name);
+    if (name.starts_with(kPrefix) && name.ends_with(kUnfinished) &&
+        path != kept) {
+      RETURN_IF_ERROR(Remove(path));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string CheckpointPath(const std::string& folder, int64_t step) {
@@ -136,13 +150,27 @@ absl::Status CheckFileSize(const std::string& checkpoint_path,
 absl::Status BeginCheckpoint(const std::string& folder,
                              const std::string& checkpoint_path) {
   RETURN_IF_ERROR(MakeLastingFolders(folder));
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, Names(folder));
-  for (const std::string& name : names) {
-    if (name.starts_with(kPrefix) && name.ends_with(kUnfinished)) {
-      RETURN_IF_ERROR(Remove(absl::StrCat(folder, "/", name)));
-    }
-  }
+  RETURN_IF_ERROR(RemoveUnfinishedBut("", folder));
   return MakeFolders(UnfinishedPath(checkpoint_path));
+}
+
+absl::Status JoinCheckpoint(const std::string& folder,
+                            const std::string& checkpoint_path) {
+  RETURN_IF_ERROR(MakeLastingFolders(folder));
+  return MakeFolders(UnfinishedPath(checkpoint_path));
+}
+
+absl::Status RemoveUnfinished(const std::string& folder,
+                              const std::string& checkpoint_path,
+                              const std::string& mark) {
+  const std::string kept = UnfinishedPath(checkpoint_path);
+  RETURN_IF_ERROR(RemoveUnfinishedBut(kept, folder));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, Names(kept));
+  for (const std::string& name : names) {
+    if (name == mark) continue;
+    RETURN_IF_ERROR(Remove(absl::StrCat(kept, "/", name)));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CommitCheckpoint(const std::string& folder,

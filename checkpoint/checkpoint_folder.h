@@ -44,6 +44,15 @@ absl::Status CheckFileSize(const std::string& checkpoint_path,
 // unfinished saves have left in `folder`.
 absl::Status BeginCheckpoint(const std::string& folder,
                              const std::string& checkpoint_path);
+// On another disk than BeginCheckpoint's, where several ranks may do it at
+// once: makes UnfinishedPath(checkpoint_path), if it is not there.
+absl::Status JoinCheckpoint(const std::string& folder,
+                            const std::string& checkpoint_path);
+// Then one rank removes what unfinished saves have left on that disk: all but
+// the file `mark` in UnfinishedPath(checkpoint_path).
+absl::Status RemoveUnfinished(const std::string& folder,
+                              const std::string& checkpoint_path,
+                              const std::string& mark);
 // Gives the finished folder its name, in one step that also replaces a
 // checkpoint of that name.
 absl::Status CommitCheckpoint(const std::string& folder,

@@ -43,11 +43,41 @@ absl::Status WriteExported(SafetensorsWriter& writer, const std::string& name,
   return writer.Write(name, written);
 }
 
-// The shapes that a file must have, by name.
-std::map<std::string, Shape> WantedShapes(FullyShardedModule& module) {
+// Of each parameter by its first name: all that it has where it is tied.
+using Aliases = std::map<std::string, std::vector<std::string>>;
+
+Aliases AliasesOf(FullyShardedModule& module) {
+  std::map<const VariableImpl*, std::vector<std::string>> names;
+  for (const NamedVariable& p : module.module().NamedParameters(true)) {
+    names[p.variable.impl().get()].push_back(p.name);
+  }
+  Aliases aliases;
+  for (const ShardedParameter& p : module.Parameters()) {
+    aliases[p.name] = names[p.variable.impl().get()];
+  }
+  return aliases;
+}
+
+// What a file calls a parameter: the first of its names that is there, or its
+// own.
+std::string NameIn(const SafetensorsFile& file, const Aliases& aliases,
+                   const std::string& name) {
+  for (const std::string& alias : aliases.at(name)) {
+    if (file.Contains(alias)) return alias;
+  }
+  return name;
+}
+
+// The shapes that a file must have, by the name there.
+std::map<std::string, Shape> WantedShapes(FullyShardedModule& module,
+                                          const SafetensorsFile& file,
+                                          const Aliases& aliases) {
   std::map<std::string, Shape> shapes;
   for (const ShardedParameter& p : module.Parameters()) {
-    shapes[p.name] = p.global_shape;
+    shapes[NameIn(file, aliases, p.name)] = p.global_shape;
+    for (const std::string& alias : aliases.at(p.name)) {
+      if (file.Contains(alias)) shapes[alias] = p.global_shape;
+    }
   }
   for (const NamedBuffer& b : PersistentBuffers(module.module())) {
     shapes[b.name] = b.variable.shape();
@@ -74,11 +104,12 @@ absl::Status CheckImport(const SafetensorsFile& file,
   return absl::OkStatus();
 }
 
-absl::Status FillModel(FullyShardedModule& module,
-                       const SafetensorsFile& file) {
+absl::Status FillModel(FullyShardedModule& module, const SafetensorsFile& file,
+                       const Aliases& aliases) {
   for (const ShardedParameter& p : module.Parameters()) {
-    ASSIGN_OR_RETURN(const Tensor whole,
-                     file.Read(p.name, p.variable.device()));
+    ASSIGN_OR_RETURN(
+        const Tensor whole,
+        file.Read(NameIn(file, aliases, p.name), p.variable.device()));
     RETURN_IF_ERROR(
         module.SetFullParameter(p.name, ops::Cast(whole, p.variable.dtype())));
   }
@@ -124,10 +155,13 @@ absl::Status ImportModel(FullyShardedModule& module, const std::string& path) {
   Communicator& world = *module.mesh().world();
   const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
   absl::Status status = file.status();
-  if (status.ok()) status = CheckImport(*file, WantedShapes(module));
+  const Aliases aliases = AliasesOf(module);
+  if (status.ok()) {
+    status = CheckImport(*file, WantedShapes(module, *file, aliases));
+  }
   RETURN_IF_ERROR(world.AgreeOnStatus(status, "compare model"));
-  return world.AgreeOnStatus(Try([&] { return FillModel(module, *file); }),
-                             "read model");
+  return world.AgreeOnStatus(
+      Try([&] { return FillModel(module, *file, aliases); }), "read model");
 }
 
 }  // namespace tessera

@@ -109,7 +109,8 @@ class Save {
   }
 
   // On each disk one rank leads: the one that could make this file.
-  std::string MarkPath() const { return unfinished_ + "/leader-" + id_; }
+  std::string MarkName() const { return "leader-" + id_; }
+  std::string MarkPath() const { return unfinished_ + "/" + MarkName(); }
 
   absl::Status Mark() {
     const FileDescriptor fd(open(
@@ -125,8 +126,13 @@ class Save {
   }
 
   absl::Status BeginOnOtherDisk() {
-    RETURN_IF_ERROR(MakeFolders(unfinished_));
+    RETURN_IF_ERROR(JoinCheckpoint(options_.folder, path_));
     return Mark();
+  }
+
+  // What saves that were killed left on this disk, before anybody writes.
+  absl::Status CleanOtherDisk() {
+    return RemoveUnfinished(options_.folder, path_, MarkName());
   }
 
   absl::Status Begin() {
@@ -137,7 +143,9 @@ class Save {
                                     getpid())));
     RETURN_IF_ERROR(Agree(first() ? BeginOnDiskOfRank0() : absl::OkStatus(),
                           "begin checkpoint"));
-    return Agree(first() ? absl::OkStatus() : BeginOnOtherDisk(),
+    RETURN_IF_ERROR(Agree(first() ? absl::OkStatus() : BeginOnOtherDisk(),
+                          "begin checkpoint"));
+    return Agree(leads_ && !first() ? CleanOtherDisk() : absl::OkStatus(),
                  "begin checkpoint");
   }
 

@@ -55,7 +55,8 @@ absl::Status ExportModel(FullyShardedModule& module, const std::string& path,
                          const ExportOptions& options = {});
 
 // Sets every parameter and persistent buffer from a safetensors file with the
-// names of the plain module. Called by all ranks, each of which reads the file.
+// names of the plain module; any name of a tied one will do. Called by all
+// ranks, each of which reads the file.
 // Errors, the same on all ranks, before anything is changed: a tensor that is
 // missing, is too much, or has another shape.
 absl::Status ImportModel(FullyShardedModule& module, const std::string& path);

@@ -4,12 +4,15 @@
 
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/safetensors/safetensors_file.h"
+#include "checkpoint/safetensors/safetensors_writer.h"
 #include "runtime/data/file_io.h"
 #include "runtime/nn/gpt2.h"
 #include "runtime/optim/adamw.h"
@@ -265,6 +268,57 @@ TEST(ShardedStateTest, TheTypeOfAnExportIsAChoice) {
       EXPECT_EQ(got[i],
                 static_cast<float>(bfloat16(static_cast<float>(masters[i]))));
     }
+  }
+}
+
+// TIE-07: a file with either name of a tied table, with both, or with neither.
+TEST(ShardedStateTest, EitherNameOfATiedTableIsEnough) {
+  const std::string folder = FreshFolder("tied");
+  const std::string main = "transformer.wte.weight";
+  const std::string alias = "lm_head.weight";
+  GPT2LMHeadModel plain(Tiny());
+  InitializeParameters(plain, 7);
+  const auto write = [&](const std::string& path,
+                         const std::vector<std::string>& names) {
+    std::vector<std::pair<std::string, Tensor>> tensors;
+    for (const NamedVariable& p : plain.NamedParameters()) {
+      if (p.name != main) tensors.emplace_back(p.name, p.variable.data());
+    }
+    const Tensor table = plain.NamedParameters()[0].variable.data();
+    ASSERT_EQ(plain.NamedParameters()[0].name, main);
+    for (const std::string& name : names) tensors.emplace_back(name, table);
+    std::vector<TensorSpec> specs;
+    for (const auto& [name, tensor] : tensors) {
+      specs.push_back({name, tensor.dtype(), tensor.shape()});
+    }
+    auto writer = SafetensorsWriter::Create(path, specs);
+    ASSERT_OK(writer);
+    for (const auto& [name, tensor] : tensors) {
+      ASSERT_OK(writer->Write(name, tensor));
+    }
+    ASSERT_OK(writer->Finish());
+  };
+  for (const auto& names : std::vector<std::vector<std::string>>{
+           {main}, {alias}, {main, alias}, {}}) {
+    const std::string path = folder + "/model.safetensors";
+    write(path, names);
+    RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+      TinyRun run(world, 2, 8);
+      const absl::Status status = ImportModel(*run.sharded, path);
+      if (names.empty()) {
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound, main));
+        return;
+      }
+      ASSERT_OK(status);
+      std::map<std::string, Tensor> wanted;
+      for (const NamedVariable& p : plain.NamedParameters()) {
+        wanted[p.name] = p.variable.data();
+      }
+      run.sharded->ForEachFullParameter(
+          [&](const std::string& name, const Tensor& whole) {
+            EXPECT_EQ(whole.ToDoubles(), wanted.at(name).ToDoubles()) << name;
+          });
+    });
   }
 }
 

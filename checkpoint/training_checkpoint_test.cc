@@ -401,6 +401,30 @@ TEST(TrainingCheckpointTest, EachHostCanHaveItsOwnDisk) {
   });
 }
 
+// A save that was killed leaves files on the disks of all hosts.
+TEST(TrainingCheckpointTest, TheNextSaveCleansTheDiskOfEachHost) {
+  const std::string disks[] = {FreshFolder("left0"), FreshFolder("left1")};
+  for (const std::string& disk : disks) {
+    for (const char* left : {"/step-00000001.tmp", "/step-00000002.tmp"}) {
+      ASSERT_OK(MakeFolders(disk + left));
+      ASSERT_OK(WriteFile(disk + left + "/leader-of-old", ""));
+      ASSERT_OK(WriteFile(disk + left + "/rank-00007-of-00008.safetensors",
+                          "left behind"));
+    }
+  }
+  RunRanks(4, [&](const std::shared_ptr<Communicator>& rank) {
+    ASSERT_OK(SaveCheckpoint(*rank, Options(disks[rank->rank() % 2], 2),
+                             Pieces(*rank, 1)));
+  });
+  for (const std::string& disk : disks) {
+    EXPECT_EQ(std::distance(fs::directory_iterator(disk), {}), 1) << disk;
+    // Two ranks' files and the manifest.
+    EXPECT_EQ(
+        std::distance(fs::directory_iterator(disk + "/step-00000002"), {}), 3)
+        << disk;
+  }
+}
+
 // CKD-06: what rank 0 sees counts, and the end is an error and no hang.
 TEST(TrainingCheckpointTest, ARankThatSeesOtherFilesIsAnError) {
   const std::string folder = FreshFolder("seen");

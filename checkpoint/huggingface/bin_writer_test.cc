@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/folder_weights.h"
+#include "runtime/data/file_io.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tessera {
@@ -70,6 +71,51 @@ TEST(BinWriterTest, SeveralFilesHaveAnIndex) {
                                    "pytorch_model-00002-of-00002.bin",
                                    "pytorch_model.bin.index.json"));
   ExpectTheWeights(folder);
+}
+
+// As many files as before, fewer, more, and after safetensors.
+TEST(BinWriterTest, NewWeightsTakeThePlaceOfOldOnes) {
+  const std::string folder = testing::TempDir() + "/again";
+  fs::remove_all(folder);
+  ASSERT_OK(MakeFolders(folder));
+  ASSERT_OK(WriteFile(folder + "/model.safetensors", "old"));
+  ASSERT_OK(WriteFile(folder + "/config.json", "stays"));
+  for (const int64_t max_shard_bytes : {80, 80, 1000, 1000, 40, 80}) {
+    auto writer = BinWriter::Create(folder, FourTensors(), max_shard_bytes);
+    ASSERT_OK(writer);
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_OK(writer->Write(absl::StrCat("w", i), Numbers(10 * i)));
+    }
+    ASSERT_OK(writer->Finish());
+    ExpectTheWeights(folder);
+    const int64_t num_files =
+        max_shard_bytes == 1000 ? 1 : 160 / max_shard_bytes + 1;
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), num_files + 1);
+  }
+}
+
+TEST(BinWriterTest, WithoutAnEndTheOldWeightsStay) {
+  const std::string folder = testing::TempDir() + "/kept";
+  const auto names = WriteAndList(folder, 80);
+  {
+    auto writer = BinWriter::Create(folder, FourTensors(), 80);
+    ASSERT_OK(writer);
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_OK(writer->Write(absl::StrCat("w", i), Numbers(7)));
+    }
+    const BinWriter moved = *std::move(writer);
+  }
+  {
+    auto writer = BinWriter::Create(folder, FourTensors(), 80);
+    ASSERT_OK(writer);
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_OK(writer->Write(absl::StrCat("w", i), Numbers(7)));
+    }
+    EXPECT_FALSE(writer->Finish().ok());  // One file is whole.
+  }
+  ExpectTheWeights(folder);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}),
+            static_cast<ptrdiff_t>(names.size()));
 }
 
 TEST(BinWriterTest, WhatIsMissingIsSaid) {

@@ -148,18 +148,18 @@ absl::Status EachRankReads(const Targets& targets, const WeightSource& source,
   RETURN_IF_ERROR(CompareListings(source, world));
   absl::Status status;
   for (size_t i = 0; i < targets.size() && status.ok(); ++i) {
-    status = ReadTarget(targets[i], (*matches)[i], source);
+    status = Try([&] { return ReadTarget(targets[i], (*matches)[i], source); });
   }
   if (status.ok() && world.rank() == 0) {
-    status = WarnOfUntied(targets, *matches, source);
+    status = Try([&] { return WarnOfUntied(targets, *matches, source); });
   }
   return world.AgreeOnStatus(status, "read weights");
 }
 
 // [Note: rank 0 reads] Rank 0 says of each target the type that it is going to
-// send, -1 for nothing; then every rank takes part in the same broadcasts. An
-// error of the disk does not end them: rank 0 sends what it has, and all ranks
-// learn of the error at the end.
+// send, -1 for nothing; then every rank takes part in the same broadcasts. No
+// error of one rank ends them, of the disk or for lack of memory: rank 0 sends
+// what it has, and all ranks learn of the error at the end.
 class Handout {
  public:
   Handout(const Targets& targets, const WeightSource* source,
@@ -168,11 +168,13 @@ class Handout {
 
   absl::Status Run() {
     RETURN_IF_ERROR(Plan());
+    RETURN_IF_ERROR(
+        world_.AgreeOnStatus(MakeBuffer(), "memory for weights to come"));
     for (size_t i = 0; i < targets_.size(); ++i) {
       if (types_[i].has_value()) RETURN_IF_ERROR(Send(i));
     }
     if (reader() && status_.ok()) {
-      status_ = WarnOfUntied(targets_, matches_, *source_);
+      status_ = Try([&] { return WarnOfUntied(targets_, matches_, *source_); });
     }
     return world_.AgreeOnStatus(status_, "hand out weights");
   }
@@ -236,30 +238,48 @@ class Handout {
                         });
   }
 
-  absl::Status SendPiece(size_t i, int64_t begin, int64_t length) {
-    const Device device = targets_[i].local.device();
-    Tensor piece;
-    RETURN_IF_ERROR(Try([&] {
-      piece = Tensor::Empty({length}, {*types_[i], device});
-      if (reader() && status_.ok()) status_ = Fill(i, begin, piece);
-    }));
-    // Some types are not known to collectives; bytes are.
-    const Tensor bytes[] = {
-        Tensor::View(piece.storage(), 0, {piece.num_bytes()}, DType::kUInt8)};
-    RETURN_IF_ERROR(world_.Broadcast(bytes, 0, ComputeStream(device),
-                                     targets_[i].wanted.names[0]));
-    return Try([&] { targets_[i].Take(piece, begin); });
+  // For the largest piece.
+  absl::Status MakeBuffer() {
+    int64_t largest = 0;
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      if (!types_[i].has_value()) continue;
+      const int64_t num_bytes =
+          targets_[i].wanted.shape.num_elements() * ElementBytes(*types_[i]);
+      largest = std::max(largest, targets_[i].row_major()
+                                      ? std::min(num_bytes, kChunkBytes)
+                                      : num_bytes);
+    }
+    if (largest == 0) return absl::OkStatus();
+    const Device device = targets_[0].local.device();
+    return Try([&] {
+      buffer_ = Tensor::Empty({largest}, {DType::kUInt8, device});
+    });
   }
 
-  absl::Status Fill(size_t i, int64_t begin, const Tensor& piece) {
-    ASSIGN_OR_RETURN(
-        const Tensor read,
-        source_->ReadElements(*matches_[i].name, begin, piece.num_elements(),
-                              piece.device()));
-    return Try([&] {
-      ops::Copy(read, piece);
-      ComputeStream(piece.device()).Synchronize();
-    });
+  absl::Status SendPiece(size_t i, int64_t begin, int64_t length) {
+    Tensor piece = Tensor::View(buffer_.storage(), 0, {length}, *types_[i]);
+    if (reader() && status_.ok()) status_ = Read(i, begin, piece);
+    // Some types are not known to collectives; bytes are.
+    const Tensor bytes[] = {Tensor::View(
+        piece.storage(), piece.storage_offset() * ElementBytes(*types_[i]),
+        {piece.num_bytes()}, DType::kUInt8)};
+    RETURN_IF_ERROR(world_.Broadcast(bytes, 0, ComputeStream(piece.device()),
+                                     targets_[i].wanted.names[0]));
+    if (status_.ok()) status_ = Try([&] { targets_[i].Take(piece, begin); });
+    return absl::OkStatus();
+  }
+
+  // `piece` becomes what is sent: the file itself where it is mapped, which
+  // the sender of a broadcast only reads.
+  absl::Status Read(size_t i, int64_t begin, Tensor& piece) {
+    absl::StatusOr<Tensor> read;
+    RETURN_IF_ERROR(Try([&] {
+      read = source_->ReadElements(*matches_[i].name, begin,
+                                   piece.num_elements(), piece.device());
+    }));
+    RETURN_IF_ERROR(read.status());
+    piece = *std::move(read);
+    return absl::OkStatus();
   }
 
   const Targets& targets_;
@@ -268,7 +288,8 @@ class Handout {
   Communicator& world_;
   Matches matches_;  // Of rank 0.
   std::vector<std::optional<DType>> types_;
-  absl::Status status_;  // Of reading, on rank 0.
+  Tensor buffer_;        // As bytes.
+  absl::Status status_;  // Of this rank alone.
 };
 
 void LogWarnings(const std::vector<std::string>& warnings) {

@@ -1,6 +1,7 @@
 // Values go from files to shards: every rank's part, converted, or nothing.
 #include "checkpoint/huggingface/load_weights.h"
 
+#include <atomic>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/safetensors/safetensors_writer.h"
 #include "runtime/data/file_io.h"
+#include "runtime/device/allocator.h"
 #include "runtime/nn/gpt2.h"
 #include "runtime/ops/elementwise.h"
 #include "tests/testing/run_ranks.h"
@@ -312,6 +314,39 @@ TEST(LoadWeightsTest, LargeTensorsGoInPieces) {
           LoadFolderWeights(*sharded, folder, {.rank0_reads = rank0_reads}));
       ExpectHolds(*sharded, values);
     });
+  }
+}
+
+// One rank lacks memory at its n-th request: all ranks end with one error.
+TEST(LoadWeightsTest, LackOfMemoryOnOneRankIsOneErrorOfAll) {
+  const std::string folder = FreshFolder("memory");
+  const TensorMap values = Gpt2Values(DType::kBFloat16);  // Converted.
+  WriteModel(folder, values);
+  for (const bool rank0_reads : {false, true}) {
+    for (const int rank_that_fails : {0, 1}) {
+      std::atomic<bool> failed = true;
+      for (int request = 1; failed; request += 1 + request / 8) {
+        failed = false;
+        RunRanks(2, [&](const World& world) {
+          const ShardedGpt2 run(world);
+          if (world->rank() == rank_that_fails) {
+            AllocatorOf(CurrentDevice()).FailRequestForTest(request);
+          }
+          const absl::Status status = LoadFolderWeights(
+              *run.sharded, folder, {.rank0_reads = rank0_reads});
+          if (world->rank() == rank_that_fails) {
+            AllocatorOf(CurrentDevice()).FailRequestForTest(0);
+          }
+          if (!status.ok()) failed = true;
+          const auto all =
+              OrThrow(world->AllGatherBytes(status.ToString(), "compare"));
+          EXPECT_EQ(all[0], all[1]);
+          if (status.ok()) return;
+          EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                       absl::StrCat("rank ", rank_that_fails)));
+        });
+      }
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -233,13 +234,16 @@ absl::StatusOr<ChatTemplate> ChatTemplate::FromTokenizerConfig(
 }
 
 absl::StatusOr<ChatTemplate> ChatTemplate::Load(const std::string& folder) {
+  std::error_code ignored;  // Reading says what is wrong.
   const std::string config = folder + "/tokenizer_config.json";
   std::string json_text = "{}";
-  if (std::filesystem::exists(config)) {
+  if (std::filesystem::exists(config, ignored)) {
     ASSIGN_OR_RETURN(json_text, ReadFile(config));
   }
   const std::string jinja = folder + "/chat_template.jinja";
-  if (!std::filesystem::exists(jinja)) return FromTokenizerConfig(json_text);
+  if (!std::filesystem::exists(jinja, ignored)) {
+    return FromTokenizerConfig(json_text);
+  }
   // A file of its own counts before the other.
   Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return FromTokenizerConfig(json_text);

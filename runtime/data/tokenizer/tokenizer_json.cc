@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -195,7 +196,8 @@ absl::StatusOr<ParsedTokenizer> ParseTokenizerJson(std::string_view json_text) {
 
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> LoadTokenizer(
     const std::string& path) {
-  const bool is_folder = std::filesystem::is_directory(path);
+  std::error_code ignored;  // Reading says what is wrong.
+  const bool is_folder = std::filesystem::is_directory(path, ignored);
   const std::string file = is_folder ? path + "/tokenizer.json" : path;
   ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
   absl::StatusOr<ParsedTokenizer> parsed = ParseTokenizerJson(text);
