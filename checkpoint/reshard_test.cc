@@ -152,7 +152,9 @@ Values GatherValues(TinyRun& run) {
       states[state.state][state.parameter] = std::get<Tensor>(state.value);
     }
   }
-  for (const auto& [state, tensors] : states) {
+  for (const auto& entry : states) {
+    const std::string& state = entry.first;
+    const std::map<std::string, Tensor>& tensors = entry.second;
     run.sharded->ForEachFullTensor(
         [&](const ShardedParameter& p) {
           const auto found = tensors.find(p.name);

@@ -17,8 +17,6 @@
 namespace tessera {
 namespace {
 
-constexpr DType kFloats[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16,
-                             DType::kFloat64};
 constexpr DType kNumbers[] = {
     DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64,
     DType::kInt32,   DType::kInt64,    DType::kUInt8};

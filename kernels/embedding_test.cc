@@ -26,7 +26,7 @@ TEST(EmbeddingTest, PicksRowsOfEveryDType) {
         HostTensor weight(dtype, {kVocab, cols}, {cols + 2, 1}, 1);
         weight.Set(table);
         const Values picked = RandomIntegers(n, 2, 0, kVocab - 1);
-        HostTensor ids(id_dtype, {n}, {2});
+        HostTensor ids(id_dtype, {n}, {2}, 0);
         ids.Set(picked);
         HostTensor y(dtype, {n, cols}, 3);
         EXPECT_OK(cpu::Embedding({ids.view(), weight.view(), y.view()},

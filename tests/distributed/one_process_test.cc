@@ -170,7 +170,8 @@ TEST(CompareTest, SeesEachDifference) {
   };
   EXPECT_TRUE(differs(true, [&](EqualityResult& r) { relative(r.losses); }));
   EXPECT_TRUE(differs(true, [&](EqualityResult& r) { relative(r.norms); }));
-  for (const auto& [name, values] : expected.gradients) {
+  for (const auto& gradient : expected.gradients) {
+    const std::string& name = gradient.first;
     EXPECT_TRUE(differs(true, [&](EqualityResult& r) {
       add_to_largest(r.gradients[name], 1.1e-5);
     })) << name;

@@ -4,12 +4,13 @@
 # vector body and its tail, and between one compiler and the next.
 _COPTS = ["-ffp-contract=off"]
 _OPENMP_COPTS = ["-fopenmp"]
+_OPENMP = Label("//tools/bazel:openmp")
 
 def _copts(copts, openmp):
     return _COPTS + (_OPENMP_COPTS if openmp else []) + copts
 
 def _deps(deps, openmp):
-    return deps + (["@system//:openmp"] if openmp else [])
+    return deps + ([_OPENMP] if openmp else [])
 
 def tessera_cc_library(name, copts = [], deps = [], openmp = False, **kwargs):
     """A cc_library. `openmp` compiles its loops for oneDNN's team of threads.
