@@ -31,19 +31,24 @@ absl::Status CheckUtf8(const std::string& text) {
       ", which begins no character there; convert the file to UTF-8"));
 }
 
-// What the parser says, without its own numbers of lines.
-absl::Status NoJson(const std::string& line, const Json::parse_error& error) {
+// What the parser says, without its own numbers of lines and errors.
+absl::Status NoJson(const std::string& line, const Json::exception& error) {
   if (line.starts_with('[')) {
     return absl::InvalidArgumentError(absl::StrCat(
         "wanted an object a line, as ", kWanted,
         "; got the beginning of a list; write each of its members on a line"));
   }
   std::string why = error.what();
-  const size_t at = why.find("syntax error");
-  if (at != std::string::npos) why.erase(0, at);
-  return absl::InvalidArgumentError(
-      absl::StrCat("wanted JSON, as ", kWanted, "; byte ", error.byte, ": ",
-                   why, "; mend or leave out the line"));
+  if (const size_t id_end = why.find("] "); id_end != std::string::npos) {
+    why.erase(0, id_end + 2);
+  }
+  if (const auto* place = dynamic_cast<const Json::parse_error*>(&error)) {
+    const size_t at = why.find("syntax error");
+    if (at != std::string::npos) why.erase(0, at);
+    why = absl::StrCat("byte ", place->byte, ": ", why);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "wanted JSON, as ", kWanted, "; ", why, "; mend or leave out the line"));
 }
 
 ChatMessage MessageOf(const JsonNode& node) {
@@ -107,7 +112,7 @@ absl::StatusOr<Document> ParseDocument(const std::string& line) {
   Json json;
   try {
     json = Json::parse(line);
-  } catch (const Json::parse_error& error) {
+  } catch (const Json::exception& error) {
     return NoJson(line, error);
   }
   if (!json.is_object()) {
@@ -123,6 +128,12 @@ absl::StatusOr<Document> ParseDocument(const std::string& line) {
 absl::Status ReadDocuments(const std::string& path, const TakeDocument& take) {
   for (const char* suffix : {".jsonl", ".ndjson", ".json"}) {
     if (path.ends_with(suffix)) return ReadJsonLines(path, take);
+  }
+  if (path.ends_with(".bin")) {
+    return absl::UnimplementedError(absl::StrCat(
+        path,
+        ": wanted text or lines of JSON (.jsonl), got a file of tokens "
+        "(.bin); give the text that they were made from"));
   }
   TextDocument document;
   ASSIGN_OR_RETURN(document.text, ReadFile(path));

@@ -77,7 +77,8 @@ TEST(DocumentReaderTest, SaysWhereAndWhatWasWanted) {
       {R"({"messages": [{"role": "tool", "content": "a"}]})",
        {"messages[0].role", "system, user or assistant, got \"tool\""}},
       {"{\"text\": \"\xC3(\"}", {"wanted UTF-8; byte 11 is 0xc3"}},
-      {R"({"text": "\ud800"})", {"wanted JSON"}}};
+      {R"({"text": "\ud800"})", {"wanted JSON"}},
+      {R"({"text": "a", "score": 1e999})", {"number overflow parsing"}}};
   for (const auto& [line, messages] : cases) {
     const Strings found = Read("x.jsonl", "{\"text\": \"fine\"}\n" + line);
     ASSERT_EQ(found.size(), 2u) << line;
@@ -86,6 +87,7 @@ TEST(DocumentReaderTest, SaysWhereAndWhatWasWanted) {
       EXPECT_THAT(found[1], ::testing::HasSubstr(message));
     }
   }
+  EXPECT_THAT(Read("x.bin", "ab")[0], ::testing::HasSubstr("file of tokens"));
   EXPECT_THAT(Read("x.txt", "ab\xFF")[0],
               ::testing::HasSubstr("x.txt: wanted UTF-8; byte 3 is 0xff"));
   EXPECT_THAT(
