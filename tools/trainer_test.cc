@@ -282,8 +282,9 @@ Outcome TrainPacked(int num_ranks, int64_t num_micro) {
   return outcome;
 }
 
-// Every counted token weighs the same, wherever it is: a mean of the means of
-// micro-batches or ranks would weigh those of a batch with few of them more.
+// J.50: every counted token weighs the same, wherever it is: a mean of the
+// means of micro-batches or ranks would weigh those of a batch with few of them
+// more.
 TEST(TrainerTest, UnequalCountsWeighEqually) {
   const Outcome one = TrainPacked(1, 1);
   // By hand, the first step: the sum of all losses over all that count.
