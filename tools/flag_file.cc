@@ -36,6 +36,12 @@ std::vector<std::string> NamesOf(const std::string& source) {
   return names;
 }
 
+// Of the command line.
+std::set<std::string>& SeenNames() {
+  static std::set<std::string> names;
+  return names;
+}
+
 bool IsNumeric(char c) { return (c >= '0' && c <= '9') || c == '.'; }
 
 int Distance(const std::string& a, const std::string& b) {
@@ -172,14 +178,21 @@ absl::Status CheckArguments(int argc, char** argv, const std::string& source) {
     std::string name = argument.substr(begin, argument.find('=') - begin);
     // The parser's own are there only when it is linked.
     if (name.starts_with("help")) continue;
-    if (absl::FindCommandLineFlag(name) != nullptr) continue;
-    if (name.starts_with("no") &&
-        absl::FindCommandLineFlag(name.substr(2)) != nullptr) {
-      continue;
+    const bool is_no =
+        absl::FindCommandLineFlag(name) == nullptr && name.starts_with("no");
+    if (is_no) name = name.substr(2);
+    if (absl::FindCommandLineFlag(name) == nullptr) {
+      return UnknownName("", is_no ? "no" + name : name, source);
     }
-    return UnknownName("", name, source);
+    SeenNames().insert(name);
   }
   return absl::OkStatus();
+}
+
+bool IsGiven(const std::string& name) {
+  const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+  return SeenNames().contains(name) ||
+         (flag != nullptr && flag->CurrentValue() != flag->DefaultValue());
 }
 
 std::vector<FlagValue> FlagValues(const std::string& source) {

@@ -20,6 +20,9 @@ absl::Status LoadFlagFile(const std::string& path, const std::string& source);
 // What is not a flag, or has no name that is known: an error as above, which
 // is better than what the parser says later.
 absl::Status CheckArguments(int argc, char** argv, const std::string& source);
+// Whether CheckArguments has seen the flag, or it has another value than it had
+// at first: somebody means it.
+bool IsGiven(const std::string& name);
 
 struct FlagValue {
   std::string name;

@@ -27,6 +27,10 @@ class ModelTokenizer {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   // With the special tokens that a text begins with.
   std::vector<int32_t> EncodePrompt(const std::string& prompt) const;
+  // Of a text that has its special tokens already, as chat templates give it.
+  std::vector<int32_t> EncodeTemplate(const std::string& text) const {
+    return tokenizer_->Encode(text);
+  }
 
   // Text from ids as they come.
   class Stream {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
@@ -53,7 +54,22 @@ absl::Status CheckSampling(const SamplingOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat(
         "top_p: wanted above 0 and at most 1, got ", options.top_p));
   }
+  if (!(options.repetition_penalty > 0) ||
+      std::isinf(options.repetition_penalty)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("repetition_penalty: wanted above 0, got ",
+                     options.repetition_penalty));
+  }
   return absl::OkStatus();
+}
+
+void Penalise(std::vector<double>& logits, const std::vector<int32_t>& ids,
+              double penalty) {
+  const std::set<int32_t> seen(ids.begin(), ids.end());
+  for (const int32_t id : seen) {
+    double& logit = logits[id];
+    logit = logit > 0 ? logit / penalty : logit * penalty;
+  }
 }
 
 int64_t SampleToken(const std::vector<double>& logits,
@@ -106,8 +122,11 @@ void GenerateTokens(CausalLM& model, std::vector<int32_t> ids,
       next = std::span(ids).last((capacity + 1) / 2);
     }
     const Tensor logits = model.NextLogits(IdsTensor(next), cache);
-    const int64_t id =
-        SampleToken(logits.ToDoubles(), options.sampling, generator);
+    std::vector<double> values = logits.ToDoubles();
+    if (options.sampling.repetition_penalty != 1) {
+      Penalise(values, ids, options.sampling.repetition_penalty);
+    }
+    const int64_t id = SampleToken(values, options.sampling, generator);
     if (std::count(options.stop_ids.begin(), options.stop_ids.end(), id) > 0) {
       return;
     }

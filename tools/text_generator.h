@@ -15,13 +15,21 @@ struct SamplingOptions {
   double temperature = 0.8;  // 0 is greedy: always the likeliest token.
   int64_t top_k = 0;         // Only the k likeliest; 0: all.
   double top_p = 1;  // Only the likeliest that together have this probability.
+  // Logits of tokens that were there before are divided by it, negative ones
+  // multiplied: above 1 they come less often.
+  double repetition_penalty = 1;
 };
 
 // Names the option that is out of range.
 absl::Status CheckSampling(const SamplingOptions& options);
 
-// A token drawn from `logits` by the options. The same generator gives the same
-// token on every machine that computes the same logits.
+// Changes the logits of the tokens `ids`, each once, by the penalty.
+void Penalise(std::vector<double>& logits, const std::vector<int32_t>& ids,
+              double penalty);
+
+// A token drawn from `logits` by the options but the penalty. The same
+// generator gives the same token on every machine that computes the same
+// logits.
 int64_t SampleToken(const std::vector<double>& logits,
                     const SamplingOptions& options, std::mt19937_64& generator);
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,14 @@ TEST(TextGeneratorTest, WrongOptionsAreNamed) {
   EXPECT_THAT(CheckSampling({.top_k = -1}), StatusIs(kWrong, "top_k"));
   EXPECT_THAT(CheckSampling({.top_p = 0}), StatusIs(kWrong, "top_p"));
   EXPECT_THAT(CheckSampling({.top_p = 1.5}), StatusIs(kWrong, "top_p"));
+  EXPECT_THAT(CheckSampling({.repetition_penalty = 0}),
+              StatusIs(kWrong, "repetition_penalty"));
+}
+
+TEST(TextGeneratorTest, WhatWasThereBeforeIsPenalisedOnce) {
+  std::vector<double> logits = {1, 2, -3, 4};
+  Penalise(logits, {1, 2, 1}, 2);
+  EXPECT_EQ(logits, (std::vector<double>{1, 1, -6, 4}));
 }
 
 std::string Generate(CausalLM& model, const std::string& prompt,
@@ -106,6 +115,24 @@ TEST(TextGeneratorTest, AStopIdEndsTheTextAndIsNotInIt) {
   const auto stop = static_cast<uint8_t>(text[7]);
   options.stop_ids = {-1, stop};
   EXPECT_EQ(Generate(model, "a", options), text.substr(0, text.find(text[7])));
+}
+
+TEST(TextGeneratorTest, AHighPenaltyRepeatsNothing) {
+  GPT2LMHeadModel model({.vocab_size = 256,
+                         .n_positions = 64,
+                         .n_embd = 16,
+                         .n_layer = 1,
+                         .n_head = 2});
+  InitializeParameters(model, 3);
+  GenerateOptions options = {.sampling = {.temperature = 0}, .num_tokens = 30};
+  std::string text = "a" + Generate(model, "a", options);
+  const auto num_different = [&] {
+    return std::set<char>(text.begin(), text.end()).size();
+  };
+  EXPECT_LT(num_different(), 31u);
+  options.sampling.repetition_penalty = 1e9;
+  text = "a" + Generate(model, "a", options);
+  EXPECT_EQ(num_different(), 31u);
 }
 
 TEST(TextGeneratorTest, GreedyTokensAreThoseWithoutACache) {

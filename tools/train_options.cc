@@ -239,10 +239,9 @@ absl::Status CheckNoModelFlags() {
   for (const char* name :
        {"layers", "hidden", "heads", "kv_heads", "intermediate", "dropout",
         "attention_dropout", "tie_embeddings"}) {
-    const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
-    if (flag->CurrentValue() == flag->DefaultValue()) continue;
+    if (!IsGiven(name)) continue;
     return Wrong(name, "nothing beside --model=FOLDER, whose config.json says",
-                 flag->CurrentValue());
+                 absl::FindCommandLineFlag(name)->CurrentValue());
   }
   return absl::OkStatus();
 }
@@ -296,6 +295,9 @@ absl::Status SetSavedForm(TrainOptions& options) {
   options.max_shard_bytes = *bytes;
   const std::string dtype = absl::GetFlag(FLAGS_save_dtype);
   if (dtype.empty()) return absl::OkStatus();
+  if (options.adapter.lora.has_value() && !options.adapter.merge) {
+    return Wrong("save_dtype", "--merge_adapter beside it", dtype);
+  }
   const absl::StatusOr<DType> parsed = ParseDType(dtype);
   if (parsed.ok() && IsFloating(*parsed)) {
     options.save_dtype = *parsed;
@@ -455,6 +457,8 @@ absl::StatusOr<TrainOptions> TrainOptionsFromFlags() {
   RETURN_IF_ERROR(SetBetas(options));
   RETURN_IF_ERROR(CheckTogether(options));
   RETURN_IF_ERROR(SetModel(options));
+  ASSIGN_OR_RETURN(options.adapter,
+                   AdapterOptionsFromFlags(options.model_folder));
   RETURN_IF_ERROR(SetSavedForm(options));
   ASSIGN_OR_RETURN(options.sharding, ShardingFromFlags());
   return options;

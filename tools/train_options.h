@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/huggingface/model_config.h"
 #include "fsdp/options.h"
+#include "tools/train_options_adapter.h"
 #include "tools/train_options_data.h"
 
 namespace tessera {
@@ -42,6 +43,7 @@ struct TrainOptions {
   std::vector<std::string> model_warnings;
   DType save_dtype = DType::kFloat32;  // Of the model that is written.
   int64_t max_shard_bytes = 0;         // Of each of its files.
+  AdapterOptions adapter;
   bool activation_checkpointing = false;
   double lr = 0;
   double min_lr = 0;

@@ -10,7 +10,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/huggingface/folder_config.h"
-#include "checkpoint/huggingface/load_weights.h"
 #include "checkpoint/huggingface/save_folder.h"
 #include "checkpoint/huggingface/write_config.h"
 #include "kernels/fma_peak.h"
@@ -20,6 +19,7 @@
 #include "runtime/device/stream.h"
 #include "runtime/optim/adamw.h"
 #include "runtime/optim/lr_schedule.h"
+#include "tools/adapter_run.h"
 #include "tools/cache_folder.h"
 #include "tools/text_generator.h"
 
@@ -139,7 +139,7 @@ absl::Status TrainingRun::OpenData() {
 absl::Status TrainingRun::MakeShardedModel() {
   absl::StatusOr<std::shared_ptr<CausalLM>> model = [&] {
     const DeviceGuard guard(kMetaDevice);  // Memory comes with the shards.
-    return MakeModel(options_.model);
+    return MakeModelToTrain(options_, adapter_);
   }();
   RETURN_IF_ERROR(world_->AgreeOnStatus(model.status(), "make model"));
   model_ = *std::move(model);
@@ -149,7 +149,7 @@ absl::Status TrainingRun::MakeShardedModel() {
                    DeviceMesh::Create(world_, shape));
   FullyShardOptions sharding = options_.sharding;
   if (!options_.model_folder.empty()) {
-    sharding.param_init_fn = ZeroStartValues;
+    sharding.param_init_fn = AdapterStartValues;
   }
   ASSIGN_OR_RETURN(sharded_, FullyShard(*model_, std::move(mesh), sharding));
   for (const std::string& warning : sharded_->warnings()) {
@@ -163,13 +163,14 @@ absl::Status TrainingRun::LoadModel() {
   if (options_.model_folder.empty() || !options_.resume.empty()) {
     return absl::OkStatus();
   }
-  return LoadFolderWeights(*sharded_, options_.model_folder);
+  return LoadModelToTrain(*sharded_, options_);
 }
 
 absl::Status TrainingRun::MakeTrainer() {
   std::vector<OptimizerParameter> parameters;
   std::vector<std::string> no_decay;
   for (const ShardedParameter& p : sharded_->Parameters()) {
+    if (!p.variable.requires_grad()) continue;  // An adapter's base.
     parameters.push_back({p.name, p.variable});
     if (p.global_shape.num_dims() < 2) no_decay.push_back(p.name);
   }
@@ -429,7 +430,10 @@ absl::Status TrainingRun::Finish(bool stopped) {
   std::map<std::string, std::string> texts = side_files_;
   texts["config.json"] = FolderConfigText(options_.model, options_.save_dtype,
                                           options_.model_config_text);
-  RETURN_IF_ERROR(WriteFinishedRun(Parts(), options_, texts));
+  RETURN_IF_ERROR(
+      options_.adapter.lora.has_value()
+          ? WriteFinishedAdapter(*sharded_, options_, adapter_, folder_, texts)
+          : WriteFinishedRun(Parts(), options_, texts));
   if (!stopped && options_.sample_tokens > 0) {
     PrintSample();
   }
@@ -447,8 +451,9 @@ absl::Status TrainingRun::Finish(bool stopped) {
       "model       %s\n"
       "checkpoint  %s\n"
       "metrics     %s/metrics.jsonl\n"
-      "continue a text: tools/run generate -- --run=%s --prompt='...'\n",
-      folder_.c_str(), checkpoint.c_str(), folder_.c_str(), folder_.c_str());
+      "continue a text: tools/run generate -- %s --prompt='...'\n",
+      folder_.c_str(), checkpoint.c_str(), folder_.c_str(),
+      GenerateFlags(options_, folder_).c_str());
   std::fflush(stdout);
   return absl::OkStatus();
 }

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/huggingface/adapter_config.h"
 #include "checkpoint/manifest.h"
 #include "fsdp/fully_shard.h"
 #include "runtime/data/sampler.h"
@@ -74,6 +75,7 @@ class TrainingRun {
   // Files of the model's folder that the finished run has too. Of rank 0.
   std::map<std::string, std::string> side_files_;
   std::string folder_;
+  AdapterConfig adapter_;  // Of a run that trains one.
   TrainingData data_;
   std::shared_ptr<CausalLM> model_;
   std::unique_ptr<FullyShardedModule> sharded_;

@@ -316,9 +316,15 @@ TEST_F(TrainFlagsTest, Text) {
   Check({{"--text=" + both}, {}, OtherModel});
 }
 
-// The flags that the other tests of this file and train_test.cc are about.
+// The flags that the other tests of this file, train_test.cc,
+// fine_tune_data_test.cc and adapter_runs_test.cc are about.
 TEST_F(TrainFlagsTest, HelpListsFlagsAndEachHasATest) {
-  std::set<std::string> tested = {"config", "out", "resume", "text"};
+  std::set<std::string> tested = {
+      "config",       "out",         "resume",
+      "text",         "data",        "long_documents",
+      "adapter",      "lora_alpha",  "lora_dropout",
+      "lora_rank",    "lora_rslora", "lora_target_modules",
+      "merge_adapter"};
   for (const auto& cases :
        {LearningCases(), ModelCases(), ShardingCases(), ReportingCases()}) {
     for (const FlagCase& flag : cases) {

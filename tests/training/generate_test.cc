@@ -1,0 +1,122 @@
+// What generate takes from the model's folder, and what from its flags; and
+// conversations.
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/data/file_io.h"
+#include "tests/training/small_runs.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using Strings = std::vector<std::string>;
+
+class GenerateTest : public SmallRuns {
+ protected:
+  GenerateTest() {
+    const ProgramResult run = Train(
+        "model",
+        {"--model=llama", "--steps=15", "--ranks=1", "--sample_tokens=0"});
+    EXPECT_EQ(run.exit_code, 0) << run.output;
+  }
+
+  ProgramResult Run(const Strings& flags) const {
+    Strings all = {"--model=" + Path("model")};
+    all.insert(all.end(), flags.begin(), flags.end());
+    return RunProgram("tools/generate", all);
+  }
+
+  std::string Generate(const Strings& flags) const {
+    Strings all = {"--prompt=In the ", "--threads=1"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    const ProgramResult run = Run(all);
+    EXPECT_EQ(run.exit_code, 0) << run.output;
+    return run.output;
+  }
+
+  void Configure(const std::string& json) const {
+    EXPECT_OK(WriteFile(Path("model/generation_config.json"), json));
+  }
+};
+
+TEST_F(GenerateTest, TheModelsOwnValuesAreDefaults) {
+  const std::string greedy = Generate({"--temperature=0", "--tokens=30"});
+  const std::string sampled = Generate({"--tokens=30"});
+  EXPECT_NE(greedy, sampled);
+  Configure(R"({"do_sample": false, "max_new_tokens": 30})");
+  EXPECT_EQ(Generate({}), greedy);
+  EXPECT_EQ(Generate({"--temperature=0.8"}), sampled);
+  EXPECT_LT(Generate({"--tokens=10"}).size(), greedy.size());
+  Configure(R"({"do_sample": true, "top_k": 1})");
+  EXPECT_EQ(Generate({"--tokens=30"}), greedy);
+  Configure(R"({"top_p": 0.000001})");
+  EXPECT_EQ(Generate({"--tokens=30"}), greedy);
+  EXPECT_EQ(Generate({"--tokens=30", "--top_p=1"}), sampled);
+  Configure(R"({"do_sample": false, "repetition_penalty": 50.0})");
+  const std::string varied = Generate({"--tokens=30"});
+  EXPECT_NE(varied, greedy);
+  EXPECT_EQ(Generate({"--tokens=30", "--repetition_penalty=1"}), greedy);
+  Configure(R"({"do_sample": false, "num_beams": 3})");
+  EXPECT_THAT(Generate({"--tokens=30"}),
+              HasSubstr("warning: generation_config.json: \"num_beams\" (3)"));
+  Configure(R"({"temperature": -2})");
+  const ProgramResult wrong = Run({});
+  EXPECT_NE(wrong.exit_code, 0);
+  EXPECT_THAT(wrong.output,
+              HasSubstr("generation_config.json: temperature: wanted"));
+}
+
+TEST_F(GenerateTest, AConversationFollowsTheTemplate) {
+  const Strings greedy = {"--temperature=0", "--tokens=20"};
+  const auto with = [&](Strings more) {
+    more.insert(more.end(), greedy.begin(), greedy.end());
+    return Run(more).output;
+  };
+  // Without a template: plain lines. Only the answer is printed.
+  const std::string text = "System: Be.\nUser: Hi\nAssistant:";
+  EXPECT_EQ(text + with({"--chat", "--system=Be.", "--prompt=Hi"}),
+            with({"--prompt=" + text}));
+  EXPECT_OK(WriteFile(
+      Path("model/chat_template.jinja"),
+      "{% for message in messages %}{{'<|im_start|>' + message['role'] + "
+      "'\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if "
+      "add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"));
+  const std::string ours =
+      "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+  EXPECT_EQ(ours + with({"--chat", "--prompt=Hi"}), with({"--prompt=" + ours}));
+
+  // Lines of standard input: the second answer knows of the first.
+  const ProgramResult lines = RunProgram(
+      "/bin/sh",
+      {"-c", absl::StrCat(
+                 "printf 'Hi\\nHi\\n' | tools/generate --model=", Path("model"),
+                 " --chat --temperature=0 --tokens=20 --threads=1")});
+  EXPECT_EQ(lines.exit_code, 0) << lines.output;
+  const std::string first = with({"--chat", "--prompt=Hi"});
+  ASSERT_TRUE(lines.output.starts_with(first)) << lines.output;
+  const std::string second = lines.output.substr(first.size());
+  const std::string answer = first.substr(0, first.size() - 1);
+  const std::string both = absl::StrCat(
+      "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+      answer.substr(answer.starts_with(" ") ? 1 : 0), "<|im_end|>\n", ours);
+  EXPECT_EQ(both + second, with({"--prompt=" + both}));
+}
+
+TEST_F(GenerateTest, FlagsThatDoNotGoTogether) {
+  for (const auto& [flags, message] :
+       std::vector<std::pair<Strings, std::string>>{
+           {{"--system=Be."}, "--system: wanted --chat beside it"},
+           {{"--temperature=-1"}, "temperature: wanted 0 or more"},
+           {{"--repetition_penalty=0"}, "repetition_penalty: wanted above 0"},
+           {{"--adapter=" + Path("none")}, "adapter_config.json"},
+           {{"--run=" + Path("model")}, "wanted --model or --run, got both"}}) {
+    const ProgramResult run = Run(flags);
+    EXPECT_NE(run.exit_code, 0) << message;
+    EXPECT_THAT(run.output, HasSubstr(message));
+  }
+}
+
+}  // namespace
+}  // namespace tessera
