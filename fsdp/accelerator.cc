@@ -95,7 +95,8 @@ const char* PrepareStepName(PrepareStep step) {
 }
 
 absl::StatusOr<std::unique_ptr<Accelerator>> Accelerator::Create(
-    std::shared_ptr<Communicator> world, const AcceleratorOptions& options) {
+    const std::shared_ptr<Communicator>& world,
+    const AcceleratorOptions& options) {
   AcceleratorOptions resolved = options;
   RETURN_IF_ERROR(world->AgreeOnStatus(Resolve(resolved), "accelerator"));
   ASSIGN_OR_RETURN(std::shared_ptr<DeviceMesh> mesh,
@@ -120,7 +121,7 @@ absl::StatusOr<std::shared_ptr<FullyShardedModule>> Accelerator::Prepare(
 std::shared_ptr<FullyShardedModule> Accelerator::Prepared(
     const Module& model) const {
   const auto found = prepared_.find(&model);
-  return found == prepared_.end() ? nullptr : found->second;
+  return found == prepared_.end() ? nullptr : found->second.lock();
 }
 
 void Accelerator::Begin(PrepareStep step) const {

@@ -42,7 +42,7 @@ class Accelerator {
   // Called by all ranks; blocks. Errors, the same on all ranks: options that do
   // not go together, an unknown precision.
   static absl::StatusOr<std::unique_ptr<Accelerator>> Create(
-      std::shared_ptr<Communicator> world,
+      const std::shared_ptr<Communicator>& world,
       const AcceleratorOptions& options = {});
 
   const std::shared_ptr<Communicator>& world() const { return mesh_->world(); }
@@ -62,7 +62,8 @@ class Accelerator {
   absl::StatusOr<std::shared_ptr<FullyShardedModule>> Prepare(
       Module& model, Optimizer& optimizer);
 
-  // The sharded form of a model that was prepared, or null.
+  // The sharded form of a model that was prepared, or null: it is remembered as
+  // long as its owner, the caller, keeps it.
   std::shared_ptr<FullyShardedModule> Prepared(const Module& model) const;
 
   // Says that a step begins, and remembers a sharded model: for the functions
@@ -76,7 +77,7 @@ class Accelerator {
 
   const AcceleratorOptions options_;
   const std::shared_ptr<DeviceMesh> mesh_;
-  std::map<const Module*, std::shared_ptr<FullyShardedModule>> prepared_;
+  std::map<const Module*, std::weak_ptr<FullyShardedModule>> prepared_;
 };
 
 }  // namespace tessera

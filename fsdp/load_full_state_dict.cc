@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "fsdp/name_differences.h"
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
 #include "runtime/ops/elementwise.h"
@@ -75,16 +76,16 @@ std::map<std::string, Listed> ParseListing(const std::string& text) {
 absl::StatusOr<std::vector<std::string>> Match(
     const std::vector<Target>& targets,
     const std::map<std::string, Listed>& listed) {
-  std::vector<std::string> found, missing, mismatched;
-  std::set<std::string> unexpected;
-  for (const auto& [name, unused] : listed) unexpected.insert(name);
+  std::vector<std::string> found;
+  NameDifferences differences;
+  for (const auto& [name, unused] : listed) differences.unexpected.insert(name);
   for (const Target& target : targets) {
     const auto name =
         std::find_if(target.names.begin(), target.names.end(),
                      [&](const std::string& n) { return listed.contains(n); });
-    for (const std::string& n : target.names) unexpected.erase(n);
+    for (const std::string& n : target.names) differences.unexpected.erase(n);
     if (name == target.names.end()) {
-      missing.push_back(target.names[0]);
+      differences.missing.push_back(target.names[0]);
       continue;
     }
     found.push_back(*name);
@@ -93,23 +94,14 @@ absl::StatusOr<std::vector<std::string>> Match(
         has.floating == IsFloating(target.variable.dtype())) {
       continue;
     }
-    mismatched.push_back(
+    differences.mismatched.push_back(
         absl::StrCat(*name, " is ", has.floating ? "floating " : "integer ",
                      has.shape, ", wanted ", DTypeName(target.variable.dtype()),
                      " ", target.shape.ToString()));
   }
-  std::string text;
-  const auto add = [&](const char* what, const auto& names) {
-    if (!names.empty()) {
-      absl::StrAppend(&text, "; ", what, ": ", absl::StrJoin(names, ", "));
-    }
-  };
-  add("missing", missing);
-  add("unexpected", unexpected);
-  add("mismatched", mismatched);
-  if (text.empty()) return found;
-  return absl::FailedPreconditionError(
-      absl::StrCat("load full state dict: it is not the model's", text));
+  RETURN_IF_ERROR(
+      differences.AsStatus("load full state dict: it is not the model's"));
+  return found;
 }
 
 // Sends or takes the tensors one by one.

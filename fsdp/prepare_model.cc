@@ -28,6 +28,20 @@ bool Contains(Module& module, const Module* searched) {
   return false;
 }
 
+// The last child with "Norm" in its class, of the child that has the embedding.
+Module* FinalNorm(Module& model, const Module* embedding) {
+  Module* norm = nullptr;
+  for (const NamedModule& base : model.Children()) {
+    if (!Contains(*base.module, embedding)) continue;
+    for (const NamedModule& child : base.module->Children()) {
+      if (absl::StrContains(child.module->class_name(), "Norm")) {
+        norm = child.module;
+      }
+    }
+  }
+  return norm;
+}
+
 Ends FindEnds(Module& model) {
   Ends ends;
   for (const NamedModule& m : model.NamedModules()) {
@@ -37,14 +51,7 @@ Ends FindEnds(Module& model) {
     if (m.name == "lm_head") ends.head = m.module;
   }
   if (ends.embedding == nullptr || ends.head == nullptr) return {};
-  for (const NamedModule& base : model.Children()) {
-    if (!Contains(*base.module, ends.embedding)) continue;
-    for (const NamedModule& child : base.module->Children()) {
-      if (absl::StrContains(child.module->class_name(), "Norm")) {
-        ends.norm = child.module;
-      }
-    }
-  }
+  ends.norm = FinalNorm(model, ends.embedding);
   return ends;
 }
 
@@ -186,17 +193,15 @@ class Preparation {
     return LoadBuffers(sharded);
   }
 
-  // All buffers at once: they are small, and those of checkpoints are equal.
   absl::Status LoadBuffers(FullyShardedModule& sharded) {
     for (const NamedBuffer& b : sharded.module().NamedBuffers()) {
       if (b.persistent) continue;
       const Tensor data = b.variable.data();
-      RETURN_IF_ERROR(world_.AgreeOnStatus(Try([&] {
-                                             if (world_.rank() != 0) return;
-                                             ops::Copy(snapshot_.all.at(b.name),
-                                                       data);
-                                           }),
-                                           b.name));
+      absl::Status status;
+      if (world_.rank() == 0) {
+        status = Try([&] { ops::Copy(snapshot_.all.at(b.name), data); });
+      }
+      RETURN_IF_ERROR(world_.AgreeOnStatus(status, b.name));
       if (data.num_elements() == 0) continue;
       const Tensor bytes[] = {Tensor::View(
           data.storage(), data.storage_offset() * ElementBytes(data.dtype()),

@@ -29,9 +29,9 @@ namespace tessera {
 // 6. kRestoreBuffers: those of the other buffers.
 //
 // Called by all ranks; the errors are the same on all of them. A model that was
-// prepared already is returned as it is, without any of these steps. The result
-// shares in the accelerator's; `model` outlives it, and is not to be used after
-// an error.
+// prepared already is returned as it is, without any of these steps, as long as
+// the caller keeps the result; `model` outlives that, and is not to be used
+// after an error.
 //
 // Memory with cpu_ram_efficient_loading: rank 0 holds the whole model until it
 // is loaded, and its shards; the others, whose modules may be on the meta
