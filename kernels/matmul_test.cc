@@ -257,8 +257,8 @@ TEST_P(MatMulTest, OffsetsDoNotChangeBits) {
   }
 }
 
-// A row's result does not depend on the rows beside it. Depths beyond one block,
-// and no multiple of four.
+// A row's result does not depend on the rows beside it: a row alone is another
+// path. Depths beyond one block, and no multiple of four.
 TEST_P(MatMulTest, RowsDoNotChangeBits) {
   for (const auto [in, out] : kDTypes) {
     if (in == DType::kBFloat16 && GetParam() == Way::kDefault) continue;

@@ -15,6 +15,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/cpu/packed_product-inl.h"
+#include "kernels/cpu/row_product-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -246,7 +247,9 @@ class RegionProduct {
 
 void MultiplyRegion(const MatMulArgs& args, const MatMulBlocking& blocking,
                     uint8_t* scratch) {
-  if (args.a.dtype == DType::kFloat64) {
+  if (IsRowProduct(args, blocking)) {
+    MultiplyRow(args, blocking, reinterpret_cast<float*>(scratch));
+  } else if (args.a.dtype == DType::kFloat64) {
     RegionProduct<double>(args, blocking, scratch).Run();
   } else {
     RegionProduct<float>(args, blocking, scratch).Run();
