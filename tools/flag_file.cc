@@ -42,7 +42,24 @@ std::set<std::string>& SeenNames() {
   return names;
 }
 
+// The flag of that name, or of "noNAME"; empty if there is none.
+std::string KnownName(const std::string& name) {
+  if (absl::FindCommandLineFlag(name) != nullptr) return name;
+  const std::string rest = name.starts_with("no") ? name.substr(2) : "";
+  return absl::FindCommandLineFlag(rest) != nullptr ? rest : "";
+}
+
 bool IsNumeric(char c) { return (c >= '0' && c <= '9') || c == '.'; }
+
+// "name" of "--name=value"; empty of what is no flag.
+std::string NameIn(const std::string& argument) {
+  // "-1" is the value of the flag before it.
+  if (argument.size() < 2 || argument[0] != '-' || IsNumeric(argument[1])) {
+    return "";
+  }
+  const size_t begin = argument.starts_with("--") ? 2 : 1;
+  return argument.substr(begin, argument.find('=') - begin);
+}
 
 int Distance(const std::string& a, const std::string& b) {
   std::vector<int> row(b.size() + 1);
@@ -100,6 +117,25 @@ absl::Status SetFlag(const std::string& where, const std::string& name,
         absl::StrCat(where, name, ": \"", *value, "\": ", error));
   }
   return absl::OkStatus();
+}
+
+// Of the flag argv[i]: the parser would end the process at a wrong one.
+absl::Status CheckValue(const std::string& name, int i, int argc, char** argv) {
+  absl::CommandLineFlag* const flag = absl::FindCommandLineFlag(name);
+  const std::string argument = argv[i];
+  const size_t equals = argument.find('=');
+  std::string value;
+  if (equals != std::string::npos) {
+    value = argument.substr(equals + 1);
+  } else if (flag->IsOfType<bool>()) {
+    return absl::OkStatus();
+  } else if (i + 1 < argc) {
+    value = argv[i + 1];
+  }
+  std::string error;
+  if (flag->ParseFrom(value, &error)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", name, ": \"", value, "\": ", error));
 }
 
 }  // namespace
@@ -170,21 +206,13 @@ absl::Status CheckArguments(int argc, char** argv, const std::string& source) {
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--") break;
-    // "-1" is the value of the flag before it.
-    if (argument.size() < 2 || argument[0] != '-' || IsNumeric(argument[1])) {
-      continue;
-    }
-    const size_t begin = argument.starts_with("--") ? 2 : 1;
-    std::string name = argument.substr(begin, argument.find('=') - begin);
+    const std::string name = NameIn(argument);
     // The parser's own are there only when it is linked.
-    if (name.starts_with("help")) continue;
-    const bool is_no =
-        absl::FindCommandLineFlag(name) == nullptr && name.starts_with("no");
-    if (is_no) name = name.substr(2);
-    if (absl::FindCommandLineFlag(name) == nullptr) {
-      return UnknownName("", is_no ? "no" + name : name, source);
-    }
-    SeenNames().insert(name);
+    if (name.empty() || name.starts_with("help")) continue;
+    const std::string known = KnownName(name);
+    if (known.empty()) return UnknownName("", name, source);
+    SeenNames().insert(known);
+    if (name == known) RETURN_IF_ERROR(CheckValue(name, i, argc, argv));
   }
   return absl::OkStatus();
 }

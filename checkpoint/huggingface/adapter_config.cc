@@ -1,5 +1,6 @@
 #include "checkpoint/huggingface/adapter_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -27,6 +28,24 @@ bool IsInert(const std::string& key) {
       "megatron_core",     "peft_version",   "revision",
       "qalora_group_size", "runtime_config", "layers_pattern"};
   return keys.contains(key);
+}
+
+// Keys of which some values are supported.
+struct Supported {
+  std::string key;
+  std::vector<Json> values;
+  std::string wanted;
+};
+const std::vector<Supported>& SupportedValues() {
+  static const std::vector<Supported> all = {
+      {"peft_type", {"LORA"}, "\"LORA\", the only one here"},
+      {"task_type", {nullptr, "CAUSAL_LM"}, "\"CAUSAL_LM\""},
+      {"bias", {"none"}, "\"none\": biases stay"},
+      // Others change the base, too.
+      {"init_lora_weights",
+       {true, false, "gaussian", "orthogonal"},
+       "true, false, \"gaussian\" or \"orthogonal\""}};
+  return all;
 }
 
 bool IsEmpty(const Json& value) {
@@ -110,26 +129,12 @@ class Parser {
     return absl::OkStatus();
   }
 
-  // Keys that have one value which is supported.
   static absl::Status CheckKnown(const std::string& key, const Json& value) {
-    if (key == "peft_type") {
-      return value == "LORA" ? absl::OkStatus()
-                             : Wrong(key, value, "\"LORA\", the only one here");
-    }
-    if (key == "task_type") {
-      return value.is_null() || value == "CAUSAL_LM"
-                 ? absl::OkStatus()
-                 : Wrong(key, value, "\"CAUSAL_LM\"");
-    }
-    if (key == "bias") {
-      return value == "none" ? absl::OkStatus()
-                             : Wrong(key, value, "\"none\": biases stay");
-    }
-    // Others change the base, too.
-    if (key == "init_lora_weights") {
-      return value.is_boolean() || value == "gaussian" || value == "orthogonal"
-                 ? absl::OkStatus()
-                 : Wrong(key, value, "true, false, \"gaussian\"");
+    for (const Supported& known : SupportedValues()) {
+      if (key != known.key) continue;
+      const bool fits =
+          std::count(known.values.begin(), known.values.end(), value) > 0;
+      return fits ? absl::OkStatus() : Wrong(key, value, known.wanted);
     }
     if (IsInert(key) || IsEmpty(value)) return absl::OkStatus();
     return Wrong(key, value, "nothing: this option is not supported");
