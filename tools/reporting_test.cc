@@ -62,13 +62,33 @@ TEST(ReportingTest, MetricsAreLinesOfJson) {
 }
 
 TEST(ReportingTest, TheFirstSignalAsksForTheEnd) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const StopSignal stop;
     EXPECT_FALSE(stop.requested());
     kill(getpid(), signal);
     for (int i = 0; i < 1000 && !stop.requested(); ++i) usleep(5000);
     EXPECT_TRUE(stop.requested());
   }
+}
+
+TEST(ReportingTest, ASignalBeforeThereIsAnythingToSaveIsTheEnd) {
+  EXPECT_EXIT(
+      {
+        StopSignal stop;
+        stop.set_ends_at_once(true);
+        kill(getpid(), SIGTERM);
+        for (;;) pause();
+      },
+      ::testing::ExitedWithCode(128 + SIGTERM), "");
+}
+
+TEST(ReportingTest, UnderNohupAHangUpIsNothing) {
+  std::signal(SIGHUP, SIG_IGN);
+  const StopSignal stop;
+  kill(getpid(), SIGHUP);
+  usleep(200'000);
+  EXPECT_FALSE(stop.requested());
+  std::signal(SIGHUP, SIG_DFL);
 }
 
 TEST(ReportingTest, TheSecondSignalIsTheEnd) {

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <csignal>
 #include <ctime>
 
 namespace tessera {
@@ -13,31 +12,31 @@ sigset_t StopSignals() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
+  struct sigaction hang_up {};
+  sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
   return signals;
 }
 
 }  // namespace
 
-StopSignal::StopSignal() {
-  const sigset_t signals = StopSignals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+StopSignal::StopSignal() : signals_(StopSignals()) {
+  pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
   thread_ = std::thread([this] { Wait(); });
 }
 
 StopSignal::~StopSignal() {
   ending_ = true;
   thread_.join();
-  const sigset_t signals = StopSignals();
-  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);
 }
 
 void StopSignal::Wait() {
-  const sigset_t signals = StopSignals();
   const timespec patience = {0, 50'000'000};
   while (!ending_) {
-    const int signal = sigtimedwait(&signals, nullptr, &patience);
+    const int signal = sigtimedwait(&signals_, nullptr, &patience);
     if (signal < 0) continue;
-    if (requested_.exchange(true)) _exit(128 + signal);
+    if (requested_.exchange(true) || ends_at_once_) _exit(128 + signal);
   }
 }
 

@@ -40,12 +40,10 @@ absl::Status CompareFlags(Store& store) {
   return CompareRankFlags(flags);
 }
 
-absl::Status RunRank(const TrainOptions& options,
-                     const RankEnvironment& environment) {
-  std::signal(SIGXFSZ, SIG_IGN);  // A file at its limit is an error.
-  std::signal(SIGPIPE, SIG_IGN);
-  const StopSignal stop;
-  ASSIGN_OR_RETURN(const std::shared_ptr<Store> store, MeetRanks(environment));
+absl::Status TrainWithOthers(const TrainOptions& options,
+                             const RankEnvironment& environment,
+                             const std::shared_ptr<Store>& store,
+                             const StopSignal& stop) {
   RETURN_IF_ERROR(CompareFlags(*store));
   MakeCommunicatorOptions communication;
   communication.kind = options.communicator;
@@ -60,6 +58,20 @@ absl::Status RunRank(const TrainOptions& options,
   ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRun> run,
                    TrainingRun::Create(options, std::move(world), stop));
   return run->Run();
+}
+
+absl::Status RunRank(const TrainOptions& options,
+                     const RankEnvironment& environment) {
+  StopSignal stop;
+  stop.set_ends_at_once(true);
+  ASSIGN_OR_RETURN(const std::shared_ptr<Store> store, MeetRanks(environment));
+  stop.set_ends_at_once(false);
+  absl::Status status;
+  const absl::Status thrown =
+      Try([&] { status = TrainWithOthers(options, environment, store, stop); });
+  if (thrown.ok()) return status;
+  store->Abort(thrown);  // The others do not know of it yet.
+  return thrown;
 }
 
 absl::Status CheckText(const TrainOptions& options) {
@@ -103,16 +115,38 @@ absl::StatusOr<int> StartRanks(const TrainOptions& options, int argc,
   return result.exit_code;
 }
 
-absl::StatusOr<int> Main(int argc, char** argv) {
+absl::StatusOr<TrainOptions> ReadOptions(int argc, char** argv) {
   RETURN_IF_ERROR(EnterCallersFolder());
   RETURN_IF_ERROR(ParseTrainFlags(argc, argv));
-  ASSIGN_OR_RETURN(const TrainOptions options, TrainOptionsFromFlags());
+  ASSIGN_OR_RETURN(TrainOptions options, TrainOptionsFromFlags());
   RETURN_IF_ERROR(CheckText(options));
-  ASSIGN_OR_RETURN(const RankEnvironment environment, ReadRankEnvironment());
-  if (environment.source.empty() && options.ranks > 1) {
-    return StartRanks(options, argc, argv);
+  return options;
+}
+
+void PrintError(const absl::Status& status) {
+  std::fprintf(stderr, "train: %s\n", status.ToString().c_str());
+}
+
+// A rank that is wrong by itself tells the others, who would wait for it.
+absl::StatusOr<int> Main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // A file at its limit is an error.
+  std::signal(SIGPIPE, SIG_IGN);
+  const absl::StatusOr<RankEnvironment> environment = ReadRankEnvironment();
+  absl::StatusOr<TrainOptions> options = absl::UnknownError("not read");
+  const absl::Status thrown = Try([&] { options = ReadOptions(argc, argv); });
+  if (!thrown.ok()) options = thrown;
+  if (!options.ok()) {
+    PrintError(options.status());
+    if (environment.ok() && environment->world_size > 1) {
+      EndMeeting(*environment, options.status());
+    }
+    return 1;
   }
-  RETURN_IF_ERROR(RunRank(options, environment));
+  RETURN_IF_ERROR(environment.status());
+  if (environment->source.empty() && options->ranks > 1) {
+    return StartRanks(*options, argc, argv);
+  }
+  RETURN_IF_ERROR(RunRank(*options, *environment));
   return 0;
 }
 
@@ -126,6 +160,6 @@ int main(int argc, char** argv) {
       tessera::Try([&] { code = tessera::Main(argc, argv); });
   const absl::Status status = thrown.ok() ? code.status() : thrown;
   if (status.ok()) return *code;
-  std::fprintf(stderr, "train: %s\n", status.ToString().c_str());
+  tessera::PrintError(status);
   return 1;
 }

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -84,6 +85,38 @@ absl::StatusOr<std::string> MasterAddress(const Variables& variables,
                    " are on this host; set it to the host of rank 0"));
 }
 
+struct Meeting {
+  std::unique_ptr<StoreServer> server;  // Of rank 0, unless it is hosted.
+  std::shared_ptr<Store> store;
+
+  // The end of `store` waits a moment for ranks that have not come yet.
+  void StayForOthers() {
+    if (server != nullptr) store->Host(std::move(server));
+  }
+};
+
+absl::StatusOr<Meeting> GoToMeeting(const RankEnvironment& environment,
+                                    absl::Duration timeout) {
+  StoreOptions options{.host = environment.master_addr,
+                       .port = environment.master_port,
+                       .rank = environment.rank,
+                       .world_size = environment.world_size,
+                       .job = environment.job,
+                       .timeout = timeout};
+  Meeting meeting;
+  if (environment.rank == 0 && !environment.store_is_hosted) {
+    ASSIGN_OR_RETURN(meeting.server,
+                     StoreServer::Listen({.host = options.host,
+                                          .port = options.port,
+                                          .world_size = options.world_size,
+                                          .job = options.job}));
+    meeting.server->Serve();
+    options.port = meeting.server->port();
+  }
+  ASSIGN_OR_RETURN(meeting.store, Store::Connect(options));
+  return meeting;
+}
+
 }  // namespace
 
 const char* ProcessEnvironment(const char* name) { return std::getenv(name); }
@@ -133,29 +166,23 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(
 
 absl::StatusOr<std::shared_ptr<Store>> MeetRanks(
     const RankEnvironment& environment, absl::Duration timeout) {
-  StoreOptions options{.host = environment.master_addr,
-                       .port = environment.master_port,
-                       .rank = environment.rank,
-                       .world_size = environment.world_size,
-                       .job = environment.job,
-                       .timeout = timeout};
-  std::unique_ptr<StoreServer> server;
-  if (environment.rank == 0 && !environment.store_is_hosted) {
-    ASSIGN_OR_RETURN(server,
-                     StoreServer::Listen({.host = options.host,
-                                          .port = options.port,
-                                          .world_size = options.world_size,
-                                          .job = options.job}));
-    server->Serve();
-    options.port = server->port();
-  }
-  ASSIGN_OR_RETURN(std::shared_ptr<Store> store, Store::Connect(options));
-  if (absl::Status status = store->WaitForAllRanks(); !status.ok()) {
-    return Annotate(status, absl::StrCat("rendezvous at ", options.host, ":",
-                                         options.port));
-  }
-  if (server != nullptr) store->Host(std::move(server));
-  return store;
+  ASSIGN_OR_RETURN(Meeting meeting, GoToMeeting(environment, timeout));
+  const StoreOptions& options = meeting.store->options();
+  absl::Status status = meeting.store->WaitForAllRanks();
+  // Ranks that come after a failure are told of it; those that were waited for
+  // are not waited for twice.
+  if (!absl::IsDeadlineExceeded(status)) meeting.StayForOthers();
+  if (status.ok()) return meeting.store;
+  return Annotate(
+      status, absl::StrCat("rendezvous at ", options.host, ":", options.port));
+}
+
+void EndMeeting(const RankEnvironment& environment, const absl::Status& error,
+                absl::Duration timeout) {
+  absl::StatusOr<Meeting> meeting = GoToMeeting(environment, timeout);
+  if (!meeting.ok()) return;
+  meeting->store->Abort(error);
+  meeting->StayForOthers();
 }
 
 }  // namespace tessera

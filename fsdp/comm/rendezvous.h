@@ -40,4 +40,10 @@ absl::StatusOr<std::shared_ptr<Store>> MeetRanks(
     const RankEnvironment& environment,
     absl::Duration timeout = absl::Seconds(60));
 
+// For a rank that cannot take part: goes to the meeting only to end it, so that
+// every rank that is there, or comes within `timeout`, ends with "rank R
+// ended the run: `error`" instead of waiting for it.
+void EndMeeting(const RankEnvironment& environment, const absl::Status& error,
+                absl::Duration timeout = absl::Seconds(10));
+
 }  // namespace tessera

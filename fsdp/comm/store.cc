@@ -78,7 +78,7 @@ class Store::Impl {
                        .Text(options_.job)
                        .Text(ThisProcess())
                        .Message(),
-                   options_.timeout)
+                   absl::ZeroDuration())  // It is answered at once.
         .status();
   }
 
@@ -336,6 +336,11 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Connect(
                    options.rank, " of ", options.world_size);
   absl::StatusOr<Descriptor> fd = store_wire::ConnectTcp(
       options.host, options.port, absl::Now() + options.timeout);
+  if (absl::IsNotFound(fd.status())) {
+    return absl::NotFoundError(absl::StrCat(
+        context, ": ", fd.status().message(),
+        "; set MASTER_ADDR to a name or address of rank 0's host"));
+  }
   if (!fd.ok()) {
     return absl::UnavailableError(absl::StrCat(
         context, ": no connection within ",
@@ -346,10 +351,16 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Connect(
   auto impl = std::make_shared<Impl>(options, *std::move(fd));
   impl->reader = std::thread([impl] { impl->Read(); });
   std::shared_ptr<Store> store(new Store(impl));
-  if (absl::Status status = impl->Hello(); !status.ok()) {
-    return Annotate(status, context);
+  absl::Status status = impl->Hello();
+  if (status.ok()) return store;
+  if (absl::IsUnavailable(status)) {
+    status = absl::UnavailableError(
+        absl::StrCat(status.message(),
+                     "; either rank 0 has just ended, or another program "
+                     "has this port: then set MASTER_PORT to a free one, "
+                     "the same on all ranks"));
   }
-  return store;
+  return Annotate(status, context);
 }
 
 absl::Status Store::WaitForAllRanks() {

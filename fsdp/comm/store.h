@@ -39,8 +39,9 @@ struct StoreNews {
 // being thrown: then the others are to notice.
 class Store {
  public:
-  // Tries until options.timeout. Errors: nobody answers; a rank of the same
-  // number is there; the number of ranks or the job differs.
+  // Tries until options.timeout. Errors: nobody answers; a host that is not
+  // known, or a program that is no store, within some seconds; a rank of the
+  // same number is there; the number of ranks or the job differs.
   static absl::StatusOr<std::shared_ptr<Store>> Connect(
       const StoreOptions& options);
   ~Store();

@@ -106,6 +106,8 @@ std::string ErrnoText();
 // about 12 s, by the kernel, whatever the process does.
 void SetConnectionOptions(int fd);
 // A connection to the first address of `host` that answers before `deadline`.
+// Nobody may listen yet; but a name that has no address for some seconds is
+// kNotFound.
 absl::StatusOr<Descriptor> ConnectTcp(const std::string& host, int port,
                                       absl::Time deadline);
 // A listening socket: on loopback when `host` is it, else on all interfaces.

@@ -19,6 +19,7 @@ double Now() {
 
 [[noreturn]] void Execute(const std::string& path,
                           const std::vector<std::string>& arguments,
+                          const std::vector<std::string>& variables,
                           int output) {
   setpgid(0, 0);
   dup2(output, STDOUT_FILENO);
@@ -26,6 +27,9 @@ double Now() {
   for (const char* name : {"RANK", "WORLD_SIZE", "SLURM_PROCID",
                            "OMPI_COMM_WORLD_RANK", "BUILD_WORKING_DIRECTORY"}) {
     unsetenv(name);
+  }
+  for (const std::string& variable : variables) {
+    putenv(const_cast<char*>(variable.c_str()));
   }
   std::vector<char*> argv = {const_cast<char*>(path.c_str())};
   for (const std::string& argument : arguments) {
@@ -39,12 +43,13 @@ double Now() {
 }  // namespace
 
 Program::Program(const std::string& path,
-                 const std::vector<std::string>& arguments)
+                 const std::vector<std::string>& arguments,
+                 const std::vector<std::string>& variables)
     : start_(Now()) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) std::abort();
   pid_ = fork();
-  if (pid_ == 0) Execute(path, arguments, ends[1]);
+  if (pid_ == 0) Execute(path, arguments, variables, ends[1]);
   setpgid(pid_, pid_);
   close(ends[1]);
   output_ = ends[0];

@@ -17,9 +17,10 @@ struct ProgramResult {
 // A program that is running.
 class Program {
  public:
-  // `path` is relative to the test's folder ("tools/train"). Without ranks in
-  // its environment.
-  Program(const std::string& path, const std::vector<std::string>& arguments);
+  // `path` is relative to the test's folder ("tools/train"). Of ranks its
+  // environment has only what `variables` say, as "RANK=1".
+  Program(const std::string& path, const std::vector<std::string>& arguments,
+          const std::vector<std::string>& variables = {});
   // Ends it, if it still runs.
   ~Program();
   Program(const Program&) = delete;

@@ -95,6 +95,10 @@ class Launcher {
     if (!options_.on_line) options_.on_line = WriteLine;
     sigemptyset(&signals_);
     for (int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&signals_, signal);
+    struct sigaction hang_up {};
+    sigaction(SIGHUP, nullptr, &hang_up);
+    // Not under nohup.
+    if (hang_up.sa_handler != SIG_IGN) sigaddset(&signals_, SIGHUP);
     sigprocmask(SIG_BLOCK, &signals_, &previous_mask_);
     signal_fd_ = signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK);
   }

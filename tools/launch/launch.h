@@ -32,9 +32,9 @@ struct LaunchResult {
 // Starts options.num_ranks processes with RANK, WORLD_SIZE, LOCAL_RANK,
 // LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, serves the store that they
 // meet at, and blocks until all have ended. When one fails, or this process
-// gets SIGINT or SIGTERM, the others get SIGTERM (or that signal), and SIGKILL
-// after `grace` (`request_grace`). When this process is killed, so are the
-// ranks. To be called by the main thread.
+// gets SIGINT, SIGTERM or (unless it is ignored) SIGHUP, the others get SIGTERM
+// (or that signal), and SIGKILL after `grace` (`request_grace`). When this
+// process is killed, so are the ranks. To be called by the main thread.
 absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options);
 
 // Whether this process is a rank that a launcher started.
