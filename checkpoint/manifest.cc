@@ -9,6 +9,7 @@
 #include "kernels/status.h"
 #include "runtime/data/checksum.h"
 #include "runtime/data/file_io.h"
+#include "runtime/data/json_text.h"
 
 namespace tessera {
 namespace {
@@ -180,10 +181,11 @@ std::string SerializeManifest(const Manifest& manifest) {
 }
 
 absl::StatusOr<Manifest> ParsePartOfManifest(const std::string& text) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || json.value("format", Json()) != kFormat) {
+  const absl::StatusOr<Json> parsed = ParseJsonObject(text);
+  if (!parsed.ok() || parsed->value("format", Json()) != kFormat) {
     return absl::DataLossError("is no manifest of a training checkpoint");
   }
+  const Json& json = *parsed;
   if (json.value("version", Json()) != kManifestVersion) {
     return absl::UnimplementedError(
         absl::StrCat("has version ", json.value("version", Json()).dump(),

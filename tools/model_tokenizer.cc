@@ -15,8 +15,9 @@ absl::StatusOr<ModelTokenizer> ModelTokenizer::Open(const std::string& folder,
   const std::string path = folder + "/tokenizer.json";
   std::error_code error;
   ModelTokenizer result;
-  if (std::filesystem::exists(path, error)) {
-    ASSIGN_OR_RETURN(std::unique_ptr<BpeTokenizer> bpe, LoadTokenizer(path));
+  if (std::filesystem::exists(path, error) ||
+      std::filesystem::exists(folder + "/vocab.json", error)) {
+    ASSIGN_OR_RETURN(std::unique_ptr<BpeTokenizer> bpe, LoadTokenizer(folder));
     result.bpe_ = bpe.get();
     result.tokenizer_ = std::move(bpe);
   }

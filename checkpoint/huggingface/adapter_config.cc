@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
+#include "runtime/data/json_text.h"
 
 namespace tessera {
 namespace {
@@ -146,11 +147,7 @@ class Parser {
 }  // namespace
 
 absl::StatusOr<AdapterConfig> ParseAdapterConfig(const std::string& json_text) {
-  const Json json = Json::parse(json_text, /*cb=*/nullptr,
-                                /*allow_exceptions=*/false);
-  if (!json.is_object()) {
-    return absl::InvalidArgumentError("is not a JSON object");
-  }
+  ASSIGN_OR_RETURN(const Json json, ParseJsonObject(json_text));
   for (const char* key : {"peft_type", "r", "lora_alpha", "target_modules"}) {
     if (json.contains(key)) continue;
     return absl::InvalidArgumentError(absl::StrCat("\"", key, "\" is missing"));

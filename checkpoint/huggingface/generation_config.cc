@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
+#include "runtime/data/json_text.h"
 
 namespace tessera {
 namespace {
@@ -100,11 +101,7 @@ std::vector<std::string> UnusedSettings(const Json& json) {
 
 absl::StatusOr<GenerationConfig> ParseGenerationConfig(
     const std::string& json_text) {
-  const Json json = Json::parse(json_text, /*cb=*/nullptr,
-                                /*allow_exceptions=*/false);
-  if (!json.is_object()) {
-    return absl::InvalidArgumentError("is not a JSON object");
-  }
+  ASSIGN_OR_RETURN(const Json json, ParseJsonObject(json_text));
   GenerationConfig config;
   RETURN_IF_ERROR(Read(json, "bos_token_id", config.bos_token_id));
   RETURN_IF_ERROR(ReadIds(json, "eos_token_id", config.eos_token_ids));

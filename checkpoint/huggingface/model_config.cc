@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
+#include "runtime/data/json_text.h"
 
 namespace tessera {
 namespace {
@@ -283,13 +284,10 @@ ModelConfig ReadConfig(const Fields& fields) {
 }  // namespace
 
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json_text) {
-  const Json json = Json::parse(json_text, /*cb=*/nullptr,
-                                /*allow_exceptions=*/false);
-  if (!json.is_object()) {
-    return absl::InvalidArgumentError("config.json: not a JSON object");
-  }
+  const absl::StatusOr<Json> json = ParseJsonObject(json_text);
+  if (!json.ok()) return Annotate(json.status(), "config.json");
   ModelConfig config;
-  RETURN_IF_ERROR(Try([&] { config = ReadConfig(Fields(json)); }));
+  RETURN_IF_ERROR(Try([&] { config = ReadConfig(Fields(*json)); }));
   return config;
 }
 

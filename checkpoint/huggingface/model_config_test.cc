@@ -90,8 +90,8 @@ TEST(ModelConfigTest, QwenSlidesWhereItIsToldTo) {
 }
 
 TEST(ModelConfigTest, Refusals) {
-  ExpectRefused("[1]", "not a JSON object");
-  ExpectRefused("{", "not a JSON object");
+  ExpectRefused("[1]", "is not a JSON object");
+  ExpectRefused("{", "is not a JSON object");
   ExpectRefused("{}", "\"model_type\" is \"\"; supported are gpt2");
   ExpectRefused(R"({"model_type": "bert"})", "\"model_type\" is \"bert\"");
   ExpectRefused(R"({"model_type": "llama", "hidden_size": "big"})",

@@ -1,12 +1,11 @@
 #include "checkpoint/huggingface/weight_index.h"
 
 #include <nlohmann/json.hpp>
-#include <set>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
+#include "runtime/data/json_text.h"
 
 namespace tessera {
 namespace {
@@ -15,23 +14,6 @@ using Json = nlohmann::json;
 
 absl::Status Refuse(const std::string& message) {
   return absl::InvalidArgumentError(message);
-}
-
-// Parses `text` and notes the first key that an object holds twice, which the
-// parser alone would pass over.
-Json ParseUnique(const std::string& text, std::string* repeated) {
-  std::vector<std::set<std::string>> keys;
-  const auto watch = [&](int, Json::parse_event_t event, Json& value) {
-    using Event = Json::parse_event_t;
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key && repeated->empty() &&
-        !keys.back().insert(value.get<std::string>()).second) {
-      *repeated = value.get<std::string>();
-    }
-    return true;
-  };
-  return Json::parse(text, watch, /*allow_exceptions=*/false);
 }
 
 absl::Status CheckFileName(const std::string& name,
@@ -73,12 +55,8 @@ absl::StatusOr<std::map<std::string, std::string>> ReadMap(
 
 absl::StatusOr<WeightIndex> ParseWeightIndex(const std::string& json_text,
                                              const std::string& extension) {
-  std::string repeated;
-  const Json json = ParseUnique(json_text, &repeated);
-  if (!json.is_object()) return Refuse("is not a JSON object");
-  if (!repeated.empty()) {
-    return Refuse(absl::StrCat("holds the key \"", repeated, "\" twice"));
-  }
+  ASSIGN_OR_RETURN(const Json json,
+                   ParseJsonObject(json_text, JsonKeys::kOnce));
   WeightIndex index;
   ASSIGN_OR_RETURN(index.weight_map, ReadMap(json, extension));
   const auto metadata = json.find("metadata");

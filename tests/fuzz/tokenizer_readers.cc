@@ -1,4 +1,5 @@
 // tokenizer.json files, texts, patterns, and chat templates.
+#include <algorithm>
 #include <memory>
 
 #include "kernels/status.h"
@@ -7,6 +8,7 @@
 #include "runtime/data/tokenizer/stream_decoder.h"
 #include "runtime/data/tokenizer/tokenizer_json.h"
 #include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/tokenizer/vocab_merges.h"
 #include "tests/formats/golden_files.h"
 #include "tests/fuzz/fuzz_reader.h"
 #include "tests/testing/status_matchers.h"
@@ -63,6 +65,47 @@ std::vector<std::shared_ptr<BpeTokenizer>> GoldenTokenizers() {
     EncodeAndDecode(*tokenizers.back(), "makes its memory of words");
   }
   return tokenizers;
+}
+
+void ReadOldFolder(const std::string& bytes) {
+  VocabMergesFiles files;
+  std::string* const texts[] = {
+      &files.vocab_json, &files.merges_txt, &files.tokenizer_config_json,
+      &files.special_tokens_map_json, &files.added_tokens_json};
+  size_t at = 0;
+  for (std::string* text : texts) {
+    const size_t end = std::min(bytes.find('\0', at), bytes.size());
+    *text = bytes.substr(at, end - at);
+    at = std::min(end + 1, bytes.size());
+  }
+  const auto json = TokenizerJsonOf(files);
+  if (json.ok()) ReadTokenizer(*json);
+}
+
+// The files one behind the other, with a zero between.
+std::vector<std::string> OldFolders() {
+  std::string vocab = "{\"<|endoftext|>\":0";
+  int id = 1;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool printed =
+        (byte > 0x20 && byte < 0x7f) || (byte > 0xa0 && byte != 0xad);
+    const char32_t c = printed ? byte : 0x100 + id;
+    std::string key = ToUtf8(c);
+    if (key == "\"" || key == "\\") key.insert(0, 1, '\\');
+    vocab += ",\"" + key + "\":" + std::to_string(id++);
+  }
+  vocab += ",\"he\":" + std::to_string(id) + "}";
+  const std::string zero(1, '\0');
+  return {vocab + zero + "#version: 0.2\nh e\n" + zero +
+              R"({"tokenizer_class":"GPT2Tokenizer","add_bos_token":true,)"
+              R"("added_tokens_decoder":{"0":{"content":"<|endoftext|>",)"
+              R"("special":true}}})" +
+              zero +
+              R"({"eos_token":{"content":"<|endoftext|>"},)"
+              R"("additional_special_tokens":["<a>"]})" +
+              zero + R"({"<b>":300})",
+          vocab + zero + "h e" + zero +
+              R"({"tokenizer_class":"Qwen2Tokenizer","eos_token":"<c>"})"};
 }
 
 void ReadPattern(const std::string& expression) {
@@ -134,6 +177,7 @@ std::vector<FuzzReader> TokenizerReaders() {
       {"tokenizer_json",
        {GoldenContents("tokenizers", IsTokenizer), words, SplitJson},
        ReadTokenizer},
+      {"tokenizer_old_folder", {OldFolders(), words, SplitJson}, ReadOldFolder},
       {"tokenizer_text",
        {Texts(), TextWords()},
        [tokenizers = GoldenTokenizers()](const std::string& text) {

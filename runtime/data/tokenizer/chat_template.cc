@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
+#include "runtime/data/json_text.h"
 #include "runtime/data/tokenizer/json_node.h"
 #include "runtime/data/tokenizer/normalizer.h"
 
@@ -210,7 +211,9 @@ absl::StatusOr<ChatTemplate> ChatTemplate::FromJinja(const std::string& jinja) {
 
 absl::StatusOr<ChatTemplate> ChatTemplate::FromTokenizerConfig(
     const std::string& json_text) {
-  const Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
+  const absl::StatusOr<Json> parsed = ParseJsonObject(json_text);
+  if (!parsed.ok()) return Annotate(parsed.status(), "tokenizer_config.json");
+  const Json& json = *parsed;
   std::string jinja;
   std::string bos_token;
   const absl::Status status = Try([&] {
@@ -245,11 +248,11 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Load(const std::string& folder) {
     return FromTokenizerConfig(json_text);
   }
   // A file of its own counts before the other.
-  Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return FromTokenizerConfig(json_text);
-  ASSIGN_OR_RETURN(json["chat_template"], ReadFile(jinja));
+  absl::StatusOr<Json> json = ParseJsonObject(json_text);
+  if (!json.ok()) return Annotate(json.status(), config);
+  ASSIGN_OR_RETURN((*json)["chat_template"], ReadFile(jinja));
   return FromTokenizerConfig(
-      json.dump(-1, ' ', false, Json::error_handler_t::replace));
+      json->dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 void ChatTemplate::RenderMessage(const ChatMessage& message,

@@ -1,10 +1,12 @@
-// Megabytes of text a second, by the golden tokenizers.
+// Megabytes of text a second, by the golden tokenizers, or by the file that
+// $TOKENIZER names.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
@@ -13,7 +15,10 @@
 namespace tessera {
 namespace {
 
+const std::string kFile = "file";
+
 std::unique_ptr<BpeTokenizer> Load(const std::string& name) {
+  if (name == kFile) return OrThrow(LoadTokenizer(std::getenv("TOKENIZER")));
   return OrThrow(LoadTokenizer("tests/golden/tokenizers/" + name));
 }
 
@@ -65,8 +70,11 @@ void Register() {
   const std::string text = SomeText();
   std::string letters;
   while (letters.size() < 1'000'000) letters += "the";
-  for (const char* name : {"gpt2", "llama2", "llama3", "qwen2", "smollm"}) {
-    const std::string suffix = std::string("/") + name;
+  std::vector<std::string> names = {"gpt2", "llama2", "llama3", "qwen2",
+                                    "smollm"};
+  if (std::getenv("TOKENIZER") != nullptr) names = {kFile};
+  for (const std::string& name : names) {
+    const std::string suffix = "/" + name;
     benchmark::RegisterBenchmark(("Encode" + suffix).c_str(), Encode, name,
                                  text);
     benchmark::RegisterBenchmark(("EncodeOneLongWord" + suffix).c_str(), Encode,

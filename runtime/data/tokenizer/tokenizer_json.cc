@@ -14,6 +14,7 @@
 #include "runtime/data/tokenizer/json_node.h"
 #include "runtime/data/tokenizer/read_steps.h"
 #include "runtime/data/tokenizer/tokenizer_file.h"
+#include "runtime/data/tokenizer/vocab_merges.h"
 
 namespace tessera {
 namespace {
@@ -199,7 +200,13 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> LoadTokenizer(
   std::error_code ignored;  // Reading says what is wrong.
   const bool is_folder = std::filesystem::is_directory(path, ignored);
   const std::string file = is_folder ? path + "/tokenizer.json" : path;
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
+  absl::StatusOr<std::string> read = ReadFile(file);
+  if (is_folder && absl::IsNotFound(read.status()) &&
+      std::filesystem::exists(path + "/vocab.json", ignored)) {
+    read = ReadVocabMerges(path);
+    if (!read.ok()) return Annotate(read.status(), path);
+  }
+  ASSIGN_OR_RETURN(const std::string text, std::move(read));
   absl::StatusOr<ParsedTokenizer> parsed = ParseTokenizerJson(text);
   if (!parsed.ok()) return Annotate(parsed.status(), file);
   for (const std::string& warning : parsed->warnings) {

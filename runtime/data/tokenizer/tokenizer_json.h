@@ -22,8 +22,8 @@ struct ParsedTokenizer {
 // stands there.
 absl::StatusOr<ParsedTokenizer> ParseTokenizerJson(std::string_view json_text);
 
-// Reads `path`, a tokenizer.json or a folder that has one; warnings go to the
-// log.
+// Reads `path`, a tokenizer.json or a folder that has one, or else the files of
+// vocab_merges.h; warnings go to the log.
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> LoadTokenizer(
     const std::string& path);
 
