@@ -321,8 +321,7 @@ TEST(TrainerTest, ValidatesOverCountedTokens) {
     int64_t num_counted(int64_t row) const override {
       return CausalLM::NumCountedTokens(PackedBatch({row}, 0).labels_BT);
     }
-    TokenBatch Batch(std::span<const int64_t> rows,
-                     Device /*device*/) const override {
+    TokenBatch Batch(std::span<const int64_t> rows) const override {
       return PackedBatch({rows.begin(), rows.end()}, 0);
     }
   };

@@ -111,11 +111,13 @@ absl::StatusOr<TrainingData> OpenDocuments(const TrainOptions& options,
   data.text = PackingText(set.skipped, *split);
   if (split->num_long > 0) {
     data.warnings.push_back(absl::StrCat(
-        split->num_long, " documents have more than --seq=", options.seq,
-        " tokens and ",
-        packing.truncate ? "lose their end; --long_documents=split keeps it"
-                         : "are split; --long_documents=truncate keeps only "
-                           "their beginning"));
+        "documents with more than --seq=", options.seq,
+        " tokens: ", split->num_long,
+        packing.truncate
+            ? "; they lose their end; --long_documents=split keeps "
+              "it"
+            : "; they are split; --long_documents=truncate keeps "
+              "only their beginning"));
   }
   return data;
 }

@@ -370,21 +370,25 @@ absl::Status TrainingRun::ChooseNumSteps() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<double> TrainingRun::Validate() {
+  const Clock::time_point before = Clock::now();
+  const double loss = trainer_->Validate(*data_.validation, options_.batch,
+                                         options_.eval_batches);
+  if (!std::isfinite(loss)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("step ", state_.step, ": the validation loss is ", loss,
+                     "; lower --lr, or resume from an earlier checkpoint"));
+  }
+  measured_since_ += Clock::now() - before;  // Not part of the speed.
+  return loss;
+}
+
 absl::Status TrainingRun::Report(const StepResult& result) {
   StepMetrics metrics;
   const bool last = state_.step == num_steps_ || result.stop;
   if (last ||
       (options_.eval_every > 0 && state_.step % options_.eval_every == 0)) {
-    const Clock::time_point before = Clock::now();
-    metrics.validation_loss = trainer_->Validate(
-        *data_.validation, options_.batch, options_.eval_batches);
-    if (!std::isfinite(*metrics.validation_loss)) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("step ", state_.step, ": the validation loss is ",
-                       *metrics.validation_loss,
-                       "; lower --lr, or resume from an earlier checkpoint"));
-    }
-    measured_since_ += Clock::now() - before;  // Not part of the speed.
+    ASSIGN_OR_RETURN(metrics.validation_loss, Validate());
   }
   if (!first()) return absl::OkStatus();
   const double seconds = Seconds(measured_since_, Clock::now());

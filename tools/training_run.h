@@ -59,6 +59,7 @@ class TrainingRun {
   void PrintPlan() const;
   absl::Status Train(bool* stopped);
   StepResult TakeStep();
+  absl::StatusOr<double> Validate();
   absl::Status Report(const StepResult& result);
   absl::Status ChooseNumSteps();
   absl::Status Save();

@@ -107,6 +107,31 @@ SplitUnits Split(const std::vector<Pieces>& units,
   return split;
 }
 
+// Rows that are being put together.
+class RowBuffer {
+ public:
+  // A document that begins at `start` of its row.
+  void Append(std::span<const int32_t> tokens, int64_t start) {
+    for (size_t t = 0; t < tokens.size(); ++t) {
+      const int32_t token = tokens[t];
+      ids_.push_back(token >= 0 ? token : ~token);
+      labels_.push_back(t > 0 && token >= 0 ? token : kIgnoredLabel);
+      positions_.push_back(static_cast<int64_t>(t));
+      starts_.push_back(start);
+    }
+  }
+
+  TokenBatch ToBatch(const Shape& shape) const {
+    const MemoryCategoryGuard guard(MemoryCategory::kData);
+    return {Tensor::FromVector(ids_, shape), Tensor::FromVector(labels_, shape),
+            Tensor::FromVector(positions_, shape),
+            Tensor::FromVector(starts_, shape)};
+  }
+
+ private:
+  std::vector<int64_t> ids_, labels_, positions_, starts_;
+};
+
 }  // namespace
 
 PackedRows::PackedRows(std::shared_ptr<const DocumentTokens> documents,
@@ -128,34 +153,19 @@ int64_t PackedRows::num_tokens() const {
   return sum;
 }
 
-TokenBatch PackedRows::Batch(std::span<const int64_t> rows,
-                             Device device) const {
-  std::vector<int64_t> ids, labels, positions, starts;
+TokenBatch PackedRows::Batch(std::span<const int64_t> rows) const {
+  RowBuffer buffer;
   for (int64_t row : rows) {
     int64_t start = 0;
     for (const DocumentPiece& piece : rows_[row]) {
-      for (int64_t t = 0; t < piece.length; ++t) {
-        const int32_t token = documents_->tokens()[piece.begin + t];
-        ids.push_back(token >= 0 ? token : ~token);
-        labels.push_back(t > 0 && token >= 0 ? token : kIgnoredLabel);
-        positions.push_back(t);
-        starts.push_back(start);
-      }
+      buffer.Append(documents_->tokens().subspan(piece.begin, piece.length),
+                    start);
       start += piece.length;
     }
-    for (int64_t t = 0; start + t < length_; ++t) {
-      ids.push_back(0);
-      labels.push_back(kIgnoredLabel);
-      positions.push_back(t);
-      starts.push_back(start);
-    }
+    const std::vector<int32_t> padding(length_ - start, ~0);
+    buffer.Append(padding, start);
   }
-  const MemoryCategoryGuard guard(MemoryCategory::kData);
-  const Shape shape = {static_cast<int64_t>(rows.size()), length_};
-  return {Tensor::FromVector(ids, shape, device),
-          Tensor::FromVector(labels, shape, device),
-          Tensor::FromVector(positions, shape, device),
-          Tensor::FromVector(starts, shape, device)};
+  return buffer.ToBatch({static_cast<int64_t>(rows.size()), length_});
 }
 
 absl::StatusOr<PackedSplit> PackDocuments(
@@ -205,12 +215,9 @@ std::string PackingText(const SkippedDocuments& skipped,
     }
   }
   std::string also;
-  if (skipped.empty > 0) {
-    absl::StrAppend(&also, ", ", skipped.empty, " empty ones skipped");
-  }
-  if (skipped.without_loss > 0) {
-    absl::StrAppend(&also, ", ", skipped.without_loss,
-                    " skipped that have nothing to learn");
+  if (skipped.empty + skipped.without_loss > 0) {
+    also = absl::StrCat(" (skipped: ", skipped.empty, " empty, ",
+                        skipped.without_loss, " with nothing to learn)");
   }
   const auto percent = [](int64_t part, int64_t whole) {
     return 100.0 * static_cast<double>(part) /

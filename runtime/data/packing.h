@@ -41,8 +41,7 @@ class PackedRows final : public TokenRows {
   }
   int64_t length() const override { return length_; }
   int64_t num_counted(int64_t row) const override { return counted_[row]; }
-  TokenBatch Batch(std::span<const int64_t> rows,
-                   Device device = CurrentDevice()) const override;
+  TokenBatch Batch(std::span<const int64_t> rows) const override;
 
   const std::vector<DocumentPiece>& pieces(int64_t row) const {
     return rows_[row];
@@ -70,7 +69,7 @@ absl::StatusOr<PackedSplit> PackDocuments(
     std::shared_ptr<const DocumentTokens> documents,
     const PackingOptions& options);
 
-// "120 documents (3 empty ones skipped), ...": what a run says at its start.
+// "data: 120 documents (skipped: 3 empty, ...); ...": what a run says first.
 std::string PackingText(const SkippedDocuments& skipped,
                         const PackedSplit& split);
 

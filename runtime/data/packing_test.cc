@@ -192,7 +192,7 @@ TEST(PackingTest, SaysWhatThereIs) {
   ASSERT_OK(split);
   const std::string text = PackingText({.empty = 2, .without_loss = 1}, *split);
   for (const char* part :
-       {"3 documents", "2 empty ones skipped", "1 skipped that have nothing",
+       {"3 documents (skipped: 2 empty, 1 with nothing to learn)",
         "16 tokens, 62.5 % of them in the loss", "rows of 10 to train on"}) {
     EXPECT_THAT(text, ::testing::HasSubstr(part));
   }

@@ -26,9 +26,8 @@ class TokenRows {
   virtual int64_t length() const = 0;
   // Tokens of a row that count in the loss.
   virtual int64_t num_counted(int64_t row) const = 0;
-  // There may be no row at all.
-  virtual TokenBatch Batch(std::span<const int64_t> rows,
-                           Device device = CurrentDevice()) const = 0;
+  // On the current device. There may be no row at all.
+  virtual TokenBatch Batch(std::span<const int64_t> rows) const = 0;
 
   // Of all these rows together.
   int64_t NumCounted(std::span<const int64_t> rows) const {
@@ -48,9 +47,8 @@ class TextRows final : public TokenRows {
   int64_t num_counted(int64_t /*row*/) const override {
     return text_.num_predicted();
   }
-  TokenBatch Batch(std::span<const int64_t> rows,
-                   Device device = CurrentDevice()) const override {
-    const Tensor ids = text_.Batch(rows, device);
+  TokenBatch Batch(std::span<const int64_t> rows) const override {
+    const Tensor ids = text_.Batch(rows);
     return {.ids_BT = ids, .labels_BT = ids};
   }
 
