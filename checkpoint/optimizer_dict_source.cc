@@ -1,0 +1,162 @@
+// States of an optimizer from a dictionary in memory.
+#include <set>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "checkpoint/optimizer_state_dict.h"
+#include "fsdp/local_part.h"
+#include "kernels/status.h"
+#include "runtime/device/stream.h"
+#include "runtime/ops/elementwise.h"
+
+namespace tessera {
+namespace {
+
+class DictSource : public OptimizerStateSource {
+ public:
+  DictSource(FullyShardedModule& module, const OptimizerStateDict& dict)
+      : module_(module), dict_(dict) {
+    for (const OptimizerStateDict::Entry& e : dict.entries) {
+      entries_[{e.parameter, e.state}] = &e.rows;
+      listing_[e.parameter][e.state] = e.rows.global_shape;
+    }
+  }
+
+  absl::StatusOr<double> ReadStep(const std::string& parameter) override {
+    ASSIGN_OR_RETURN(const TensorRows* rows, Find(parameter, "step"));
+    if (rows->tensor.num_elements() != 1) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "load optimizer: the step of ", parameter, " is no number"));
+    }
+    return rows->tensor.Item();
+  }
+
+  absl::StatusOr<std::vector<PickleDict>> ReadGroups() override {
+    return dict_.param_groups;
+  }
+
+  absl::StatusOr<Tensor> ReadPart(const ShardedParameter& p,
+                                  const std::string& state) override {
+    ASSIGN_OR_RETURN(const TensorRows* rows, Find(p.name, state));
+    if (dict_.type == StateDictType::kFullStateDict) {
+      return LocalPart(p, rows->tensor);
+    }
+    return PartOfRows(module_, p, rows->tensor);
+  }
+
+ protected:
+  absl::StatusOr<const TensorRows*> Find(const std::string& parameter,
+                                         const std::string& state) const {
+    const auto found = entries_.find({parameter, state});
+    if (found != entries_.end()) return found->second;
+    return absl::NotFoundError(
+        absl::StrCat("load optimizer: no ", state, " of ", parameter));
+  }
+
+  FullyShardedModule& module_;
+  const OptimizerStateDict& dict_;
+  std::map<std::pair<std::string, std::string>, const TensorRows*> entries_;
+};
+
+// A full dictionary that rank 0 alone has: tensors travel one by one.
+class Rank0Source : public DictSource {
+ public:
+  Rank0Source(FullyShardedModule& module, const OptimizerStateDict& dict)
+      : DictSource(module, dict), world_(*module.mesh().world()) {}
+
+  // Tells the others what there is. Collective.
+  absl::Status Share() {
+    std::vector<std::string> lines;
+    for (const OptimizerStateDict::Entry& e : dict_.entries) {
+      if (world_.rank() != 0) break;
+      const bool step = e.state == "step";
+      const auto value = step ? ReadStep(e.parameter) : 0.0;
+      lines.push_back(
+          absl::StrCat(e.parameter, "|", e.state, "|",
+                       static_cast<int64_t>(value.value_or(-1)), "|",
+                       absl::StrJoin(e.rows.global_shape.sizes(), ",")));
+    }
+    ASSIGN_OR_RETURN(
+        const std::vector<std::string> all,
+        world_.AllGatherBytes(absl::StrJoin(lines, "\n"), "saved states"));
+    listing_.clear();
+    const std::vector<std::string> shared =
+        absl::StrSplit(all[0], '\n', absl::SkipEmpty());
+    for (const std::string& line : shared) {
+      const std::vector<std::string> words = absl::StrSplit(line, '|');
+      const size_t n = words.size();
+      if (n < 4) continue;
+      const std::string name = absl::StrJoin(
+          std::vector<std::string>(words.begin(), words.end() - 3), "|");
+      Shape shape;
+      const std::vector<std::string> sizes =
+          absl::StrSplit(words[n - 1], ',', absl::SkipEmpty());
+      for (const std::string& size : sizes) shape.Append(std::stoll(size));
+      listing_[name][words[n - 3]] = shape;
+      if (words[n - 3] == "step") steps_[name] = std::stoll(words[n - 2]);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<double> ReadStep(const std::string& parameter) override {
+    const auto found = steps_.find(parameter);
+    if (found != steps_.end()) return static_cast<double>(found->second);
+    return DictSource::ReadStep(parameter);
+  }
+
+  absl::StatusOr<Tensor> ReadPart(const ShardedParameter& p,
+                                  const std::string& state) override {
+    const Device device = p.variable.device();
+    Tensor whole;
+    absl::Status status = Try([&] {
+      whole = Tensor::Empty(p.global_shape, {DType::kFloat32, device});
+      if (p.variable.dtype() == DType::kFloat64) {
+        whole = Tensor::Empty(p.global_shape, {DType::kFloat64, device});
+      }
+      if (world_.rank() != 0) return;
+      const TensorRows& rows = *OrThrow(Find(p.name, state));
+      ops::Copy(rows.tensor, whole);
+    });
+    RETURN_IF_ERROR(world_.AgreeOnStatus(status, "load optimizer"));
+    if (whole.num_elements() > 0) {
+      const Tensor parts[] = {whole.Flatten()};
+      RETURN_IF_ERROR(
+          world_.Broadcast(parts, 0, ComputeStream(device), p.name));
+    }
+    return LocalPart(p, whole);
+  }
+
+ private:
+  Communicator& world_;
+  std::map<std::string, int64_t> steps_;
+};
+
+}  // namespace
+
+absl::Status LoadOptimizerStateDict(FullyShardedModule& module,
+                                    Optimizer& optimizer,
+                                    const OptimizerStateDict& dict) {
+  const StateDictSettings& settings = module.state_dict_settings();
+  absl::Status status;
+  if (!dict.entries.empty() && dict.type != settings.type) {
+    status = absl::FailedPreconditionError(absl::StrCat(
+        "load optimizer: ", StateDictTypeName(settings.type),
+        " is set, got a dictionary of ", StateDictTypeName(dict.type)));
+  }
+  RETURN_IF_ERROR(
+      module.mesh().world()->AgreeOnStatus(status, "load optimizer"));
+  const auto* full =
+      std::get_if<FullOptimStateDictConfig>(&settings.optim_config);
+  if (full == nullptr || !full->rank0_only) {
+    DictSource source(module, dict);
+    return LoadOptimizerStates(module, optimizer, source);
+  }
+  Rank0Source source(module, dict);
+  RETURN_IF_ERROR(source.Share());
+  return LoadOptimizerStates(module, optimizer, source);
+}
+
+}  // namespace tessera
