@@ -7,6 +7,7 @@
 #include <iostream>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -78,8 +79,10 @@ absl::StatusOr<std::string> RunFolder() {
         "--adapter: ", adapter, " names no model; add --model=FOLDER"));
   }
   if (run.empty()) return NewestRun(CacheFolder());
-  if (std::filesystem::exists(run + "/config.json")) return run;
-  const bool is_adapter = std::filesystem::exists(run + "/adapter_config.json");
+  std::error_code ignored;
+  if (std::filesystem::exists(run + "/config.json", ignored)) return run;
+  const bool is_adapter =
+      std::filesystem::exists(run + "/adapter_config.json", ignored);
   return absl::NotFoundError(absl::StrCat(
       "--run: ", run, " holds no config.json, so no finished run",
       is_adapter ? " of a model, but an adapter; give --adapter=" + run : ""));
