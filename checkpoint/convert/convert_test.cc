@@ -1,0 +1,137 @@
+// Weights go from every format to every other and back, bit for bit.
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/convert/copy_weights.h"
+#include "checkpoint/convert/weight_files.h"
+#include "runtime/data/file_io.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+constexpr WeightFormat kFormats[] = {
+    WeightFormat::kSafetensors, WeightFormat::kTorch,
+    WeightFormat::kDistributed, WeightFormat::kNative, WeightFormat::kLlmc};
+
+// A GPT-2 of two layers, two heads, four channels, with odd sizes elsewhere.
+class SmallWeights final : public WeightSource {
+ public:
+  explicit SmallWeights(DType dtype) {
+    for (const std::string name : {"wte.weight", "wpe.weight"}) {
+      Add(dtype, name, {name == "wte.weight" ? 131 : 7, 4});
+    }
+    for (const std::string layer : {"h.0.", "h.1."}) {
+      Add(dtype, layer + "attn.c_attn.weight", {4, 12});
+      Add(dtype, layer + "attn.c_attn.bias", {12});
+      Add(dtype, layer + "attn.c_proj.weight", {4, 4});
+      Add(dtype, layer + "mlp.c_fc.weight", {4, 16});
+      Add(dtype, layer + "mlp.c_fc.bias", {16});
+      Add(dtype, layer + "mlp.c_proj.weight", {16, 4});
+      for (const std::string v :
+           {"ln_1.weight", "ln_1.bias", "attn.c_proj.bias", "ln_2.weight",
+            "ln_2.bias", "mlp.c_proj.bias"}) {
+        Add(dtype, layer + v, {4});
+      }
+    }
+    Add(dtype, "ln_f.weight", {4});
+    Add(dtype, "ln_f.bias", {4});
+  }
+
+ private:
+  void Add(DType dtype, const std::string& name, const Shape& shape) {
+    const std::string full = "transformer." + name;
+    weights_[full] = {full, DTypeName(dtype), dtype, shape, "memory"};
+  }
+
+  absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
+                                   int64_t length,
+                                   Device /*device*/) const override {
+    const int64_t bytes = ElementBytes(*weight.dtype);
+    std::string data;
+    for (int64_t i = begin * bytes; i < (begin + length) * bytes; ++i) {
+      data += static_cast<char>(i * 37 + weight.name.size() * 11 +
+                                static_cast<size_t>(weight.name[14]));
+    }
+    return Tensor::FromBytes(data.data(), Shape{length}, {*weight.dtype});
+  }
+};
+
+std::string NewPath(const std::string& name) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/convert_", name);
+  fs::remove_all(path);
+  return path;
+}
+
+TEST(ConvertTest, EveryFormatToEveryOther) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const SmallWeights weights(dtype);
+    for (const WeightFormat first : kFormats) {
+      const std::string from = NewPath("from");
+      ASSERT_OK(CopyWeights(weights, first, from, {.num_heads = 2}));
+      const auto opened = OpenWeights(from);
+      ASSERT_OK(opened);
+      EXPECT_EQ(opened->format, first);
+      EXPECT_OK(CompareWeights(weights, *opened->source));
+      for (const WeightFormat second : kFormats) {
+        SCOPED_TRACE(absl::StrCat(WeightFormatName(first), " to ",
+                                  WeightFormatName(second)));
+        const std::string to = NewPath("to");
+        ASSERT_OK(CopyWeights(*opened->source, second, to, {.num_heads = 2}));
+        const auto again = OpenWeights(to);
+        ASSERT_OK(again);
+        EXPECT_EQ(again->format, second);
+        EXPECT_OK(CompareWeights(weights, *again->source));
+      }
+    }
+  }
+}
+
+TEST(ConvertTest, CastsAndTellsHowFarItIs) {
+  const SmallWeights weights(DType::kBFloat16);
+  const std::string to = NewPath("cast");
+  int64_t last = 0;
+  int64_t in_all = 0;
+  ASSERT_OK(CopyWeights(weights, WeightFormat::kSafetensors, to,
+                        {.dtype = DType::kFloat32,
+                         .max_shard_bytes = 1000,
+                         .progress = [&](int64_t done, int64_t total) {
+                           EXPECT_GT(done, last);
+                           last = done;
+                           in_all = total;
+                         }}));
+  EXPECT_EQ(last, in_all);
+  EXPECT_TRUE(fs::exists(to + "/model.safetensors.index.json"));
+  const auto opened = OpenWeights(to);
+  ASSERT_OK(opened);
+  EXPECT_EQ(opened->source->weights().at("transformer.ln_f.bias").dtype,
+            DType::kFloat32);
+  const auto status = CompareWeights(weights, *opened->source);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is not there"));
+}
+
+TEST(ConvertTest, SavingACheckpointRemovesNothingElse) {
+  const SmallWeights weights(DType::kFloat32);
+  const std::string to = NewPath("occupied");
+  ASSERT_OK(MakeFolders(to));
+  ASSERT_OK(WriteFile(to + "/letter.txt", "dear"));
+  EXPECT_EQ(CopyWeights(weights, WeightFormat::kNative, to, {}).code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(fs::exists(to + "/letter.txt"));
+  EXPECT_FALSE(fs::exists(to + ".tmp"));
+}
+
+TEST(ConvertTest, UnknownFormatsAndPathsAreNamed) {
+  EXPECT_THAT(std::string(ParseWeightFormat("gguf").status().message()),
+              HasSubstr("safetensors, bin, torch, native, llmc"));
+  EXPECT_EQ(OpenWeights(NewPath("nothing")).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,314 @@
+#include "checkpoint/convert/copy_weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/huggingface/bin_writer.h"
+#include "checkpoint/huggingface/folder_writer.h"
+#include "checkpoint/llmc/gpt2_file.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors/safetensors_writer.h"
+#include "checkpoint/torch/distributed_writer.h"
+#include "kernels/status.h"
+#include "runtime/data/file_io.h"
+#include "runtime/ops/elementwise.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The source as it is to be written.
+class CastingSource final : public WeightSource {
+ public:
+  CastingSource(const WeightSource& source, const CopyOptions& options)
+      : source_(source), options_(options) {
+    for (auto [name, weight] : source.weights()) {
+      if (weight.dtype.has_value() && IsFloating(*weight.dtype)) {
+        weight.dtype = options.dtype.value_or(*weight.dtype);
+        weight.type_name = DTypeName(*weight.dtype);
+      }
+      weights_[name] = weight;
+    }
+  }
+
+  absl::Status Check() const {
+    for (const auto& [name, weight] : weights_) {
+      if (weight.dtype.has_value()) continue;
+      return absl::UnimplementedError(absl::StrCat(weight.path, ": tensor \"",
+                                                   name, "\": no tensors of ",
+                                                   weight.type_name, " here"));
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<TensorSpec> Specs() const {
+    std::vector<TensorSpec> specs;
+    for (const auto& [name, weight] : weights_) {
+      specs.push_back({name, *weight.dtype, weight.shape});
+    }
+    return specs;
+  }
+
+  // Of the whole shape.
+  absl::StatusOr<Tensor> ReadWhole(const std::string& name) const {
+    const WeightInfo& weight = weights_.at(name);
+    ASSIGN_OR_RETURN(
+        const Tensor elements,
+        ReadElements(name, 0, weight.shape.num_elements(), CpuDevice()));
+    Tensor whole;
+    RETURN_IF_ERROR(Try([&] {
+      whole = Tensor::View(elements.storage(), elements.storage_offset(),
+                           weight.shape, elements.dtype());
+    }));
+    return whole;
+  }
+
+  // Calls `write` with each whole tensor in the order of `specs`.
+  template <typename Write>
+  absl::Status ForEach(const std::vector<TensorSpec>& specs,
+                       Write&& write) const {
+    int64_t total = 0;
+    for (const TensorSpec& s : specs) {
+      total += s.shape.num_elements() * ElementBytes(s.dtype);
+    }
+    int64_t done = 0;
+    for (const TensorSpec& spec : specs) {
+      ASSIGN_OR_RETURN(const Tensor tensor, ReadWhole(spec.name));
+      RETURN_IF_ERROR(write(spec, tensor));
+      done += tensor.num_bytes();
+      if (options_.progress) options_.progress(done, total);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
+                                   int64_t length,
+                                   Device device) const override {
+    ASSIGN_OR_RETURN(Tensor tensor,
+                     source_.ReadElements(weight.name, begin, length, device));
+    RETURN_IF_ERROR(Try(
+        [&] { tensor = ops::Contiguous(ops::Cast(tensor, *weight.dtype)); }));
+    return tensor;
+  }
+
+  const WeightSource& source_;
+  const CopyOptions& options_;
+};
+
+absl::Status WriteSafetensors(const CastingSource& source,
+                              const std::string& folder,
+                              const CopyOptions& options) {
+  ASSIGN_OR_RETURN(auto writer, FolderWriter::Create(folder, source.Specs(),
+                                                     options.max_shard_bytes));
+  RETURN_IF_ERROR(source.ForEach(
+      source.Specs(), [&](const TensorSpec& spec, const Tensor& tensor) {
+        return writer->Write(spec.name, tensor);
+      }));
+  return writer->Finish(options.texts);
+}
+
+absl::Status WriteBin(const CastingSource& source, const std::string& folder,
+                      const CopyOptions& options) {
+  ASSIGN_OR_RETURN(
+      BinWriter writer,
+      BinWriter::Create(folder, source.Specs(), options.max_shard_bytes));
+  RETURN_IF_ERROR(source.ForEach(
+      source.Specs(), [&](const TensorSpec& spec, const Tensor& tensor) {
+        return writer.Write(spec.name, tensor);
+      }));
+  for (const auto& [name, text] : options.texts) {
+    RETURN_IF_ERROR(WriteFile(absl::StrCat(folder, "/", name), text));
+  }
+  return writer.Finish();
+}
+
+absl::Status WriteDistributed(const CastingSource& source,
+                              const std::string& folder) {
+  RETURN_IF_ERROR(StartDistributedFolder(folder));
+  ASSIGN_OR_RETURN(DistributedFileWriter writer,
+                   DistributedFileWriter::Create(folder, 0));
+  DistributedMetadata metadata;
+  RETURN_IF_ERROR(source.ForEach(
+      source.Specs(),
+      [&](const TensorSpec& spec, const Tensor& tensor) -> absl::Status {
+        ASSIGN_OR_RETURN(const DistributedItem item, writer.Write(tensor));
+        const DistributedPath path = {"model", spec.name};
+        const std::string key = DistributedKey(path);
+        metadata.paths[key] = path;
+        metadata.tensors[key] = {&TorchTypeOf(spec.dtype),
+                                 spec.shape,
+                                 {{WholeBox(spec.shape), item}}};
+        return absl::OkStatus();
+      }));
+  RETURN_IF_ERROR(writer.Finish());
+  return FinishDistributedFolder(folder, metadata);
+}
+
+// A checkpoint of ours on its way: gone at the end, unless it got its name.
+class NewCheckpoint {
+ public:
+  static absl::StatusOr<std::unique_ptr<NewCheckpoint>> Create(
+      std::string path) {
+    while (path.size() > 1 && path.ends_with("/")) path.pop_back();
+    std::error_code error;
+    if (fs::exists(path, error) && !fs::is_empty(path, error) &&
+        !fs::exists(absl::StrCat(path, "/", kManifestName), error)) {
+      return absl::AlreadyExistsError(absl::StrCat(
+          path,
+          ": holds other things than a checkpoint, which saving would "
+          "remove; choose another folder"));
+    }
+    if (fs::exists(UnfinishedPath(path), error)) {
+      return absl::AlreadyExistsError(
+          absl::StrCat(UnfinishedPath(path),
+                       ": is left from a save that was interrupted, or still "
+                       "goes on; remove it"));
+    }
+    const std::string parent = fs::path(path).parent_path();
+    std::unique_ptr<NewCheckpoint> made(
+        new NewCheckpoint(path, parent.empty() ? "." : parent));
+    RETURN_IF_ERROR(JoinCheckpoint(made->parent_, path));
+    return made;
+  }
+  ~NewCheckpoint() {
+    std::error_code ignored;
+    if (!committed_) fs::remove_all(UnfinishedPath(path_), ignored);
+  }
+  NewCheckpoint(const NewCheckpoint&) = delete;
+  NewCheckpoint& operator=(const NewCheckpoint&) = delete;
+
+  std::string File(const std::string& name) const {
+    return absl::StrCat(UnfinishedPath(path_), "/", name);
+  }
+  absl::Status Commit(const Manifest& manifest) {
+    RETURN_IF_ERROR(
+        WriteFile(File(kManifestName), SerializeManifest(manifest)));
+    RETURN_IF_ERROR(CommitCheckpoint(parent_, path_));
+    committed_ = true;
+    return absl::OkStatus();
+  }
+
+ private:
+  NewCheckpoint(std::string path, std::string parent)
+      : path_(std::move(path)), parent_(std::move(parent)) {}
+
+  const std::string path_;
+  const std::string parent_;
+  bool committed_ = false;
+};
+
+constexpr char kNativePrefix[] = "model.";
+
+// What one rank would have saved: each tensor in one piece, as a vector, and
+// those without elements only in the manifest.
+Manifest NativeManifest(const std::vector<TensorSpec>& specs) {
+  Manifest manifest;
+  manifest.model = "converted";
+  manifest.sharding = "1 rank";
+  for (const TensorSpec& spec : specs) {
+    ManifestTensor& tensor =
+        manifest.tensors[absl::StrCat(kNativePrefix, spec.name)];
+    tensor = {spec.dtype, spec.shape, {}, {}};
+    const int64_t length = spec.shape.num_elements();
+    if (length > 0) tensor.pieces = {{0, 0, length}};
+  }
+  return manifest;
+}
+
+absl::Status WriteNative(const CastingSource& source,
+                         const std::string& folder) {
+  const std::string name = "rank-00000-of-00001";
+  ASSIGN_OR_RETURN(const auto checkpoint, NewCheckpoint::Create(folder));
+  std::map<std::string, TensorSpec> by_name;
+  std::vector<TensorSpec> vectors;
+  for (const TensorSpec& spec : source.Specs()) {
+    const int64_t length = spec.shape.num_elements();
+    if (length == 0) continue;
+    const std::string saved = absl::StrCat(kNativePrefix, spec.name);
+    vectors.push_back({saved, spec.dtype, Shape{length}});
+    by_name[saved] = spec;
+  }
+  ASSIGN_OR_RETURN(SafetensorsWriter writer,
+                   SafetensorsWriter::Create(checkpoint->File(name), vectors));
+  std::vector<TensorSpec> in_order;  // For the checksum.
+  for (const SafetensorsEntry& entry : writer.entries()) {
+    in_order.push_back(by_name.at(entry.name));
+  }
+  RETURN_IF_ERROR(source.ForEach(
+      in_order, [&](const TensorSpec& spec, const Tensor& tensor) {
+        return writer.WriteElements(absl::StrCat(kNativePrefix, spec.name), 0,
+                                    tensor);
+      }));
+  RETURN_IF_ERROR(writer.Finish());
+  Manifest manifest = NativeManifest(source.Specs());
+  manifest.files = {{name, writer.num_bytes(), writer.checksum().value()}};
+  return checkpoint->Commit(manifest);
+}
+
+absl::Status CompareTensor(const WeightSource& a, const WeightSource& b,
+                           const WeightInfo& weight) {
+  constexpr int64_t kStep = 1 << 22;
+  const int64_t length = weight.shape.num_elements();
+  for (int64_t begin = 0; begin < length; begin += kStep) {
+    const int64_t n = std::min(kStep, length - begin);
+    ASSIGN_OR_RETURN(const Tensor x,
+                     a.ReadElements(weight.name, begin, n, CpuDevice()));
+    ASSIGN_OR_RETURN(const Tensor y,
+                     b.ReadElements(weight.name, begin, n, CpuDevice()));
+    if (std::memcmp(x.data(), y.data(), x.num_bytes()) == 0) continue;
+    return absl::DataLossError(
+        absl::StrCat(weight.path, ": tensor \"", weight.name,
+                     "\" is not what was written of it"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CopyWeights(const WeightSource& source, WeightFormat format,
+                         const std::string& path, const CopyOptions& options) {
+  const CastingSource casting(source, options);
+  RETURN_IF_ERROR(casting.Check());
+  switch (format) {
+    case WeightFormat::kSafetensors:
+      return WriteSafetensors(casting, path, options);
+    case WeightFormat::kTorch:
+      return WriteBin(casting, path, options);
+    case WeightFormat::kDistributed:
+      return WriteDistributed(casting, path);
+    case WeightFormat::kNative:
+      return WriteNative(casting, path);
+    case WeightFormat::kLlmc:
+      return WriteLlmcModel(casting, options.num_heads, path);
+  }
+  return absl::InternalError("unknown format of weights");
+}
+
+absl::Status CompareWeights(const WeightSource& a, const WeightSource& b) {
+  for (const auto& [name, weight] : a.weights()) {
+    const auto found = b.weights().find(name);
+    if (found == b.weights().end() || found->second.shape != weight.shape ||
+        found->second.dtype != weight.dtype) {
+      return absl::DataLossError(absl::StrCat(
+          weight.path, ": tensor \"", name, "\" of ", weight.type_name, " ",
+          weight.shape.ToString(), " is not there in what was written"));
+    }
+    RETURN_IF_ERROR(CompareTensor(a, b, weight));
+  }
+  if (a.weights().size() == b.weights().size()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("wanted ", a.weights().size(),
+                                          " tensors in what was written, got ",
+                                          b.weights().size()));
+}
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+// Weights from any source to files of any format, tensor by tensor.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "checkpoint/convert/weight_files.h"
+#include "checkpoint/huggingface/shard_plan.h"
+#include "checkpoint/weight_source.h"
+
+namespace tessera {
+
+struct CopyOptions {
+  std::optional<DType> dtype = {};  // Of floating tensors; unset: the source's.
+  int64_t max_shard_bytes = kDefaultMaxShardBytes;
+  int num_heads = 0;  // For llm.c, whose file says it.
+  // Beside safetensors: config.json and others, by name.
+  std::map<std::string, std::string> texts = {};
+  // Called after each tensor with the bytes so far and in all.
+  std::function<void(int64_t, int64_t)> progress = {};
+};
+
+// Writes all of `source` to `path`: a file for llm.c, else a folder, which
+// replaces the weights that it holds in this format. Memory is two copies of
+// the largest tensor, whose second one is the cast. Nothing appears before all
+// is written. kUnimplemented for an element type that tessera lacks, before
+// anything is created.
+absl::Status CopyWeights(const WeightSource& source, WeightFormat format,
+                         const std::string& path, const CopyOptions& options);
+
+// OK when both have the same names, types, shapes and bits.
+absl::Status CompareWeights(const WeightSource& a, const WeightSource& b);
+
+}  // namespace tessera

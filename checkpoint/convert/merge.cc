@@ -1,0 +1,230 @@
+#include "checkpoint/convert/merge.h"
+
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/convert/copy_weights.h"
+#include "checkpoint/convert/weight_files.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/torch/distributed_checkpoint.h"
+#include "checkpoint/torch/distributed_tree.h"
+#include "checkpoint/torch/torch_archive_writer.h"
+#include "checkpoint/torch/torch_pickle.h"
+#include "kernels/status.h"
+#include "runtime/data/file_io.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool Exists(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+absl::Status CheckInput(const std::string& folder) {
+  if (Exists(absl::StrCat(folder, "/", kDistributedMetadataName)) ||
+      Exists(absl::StrCat(folder, "/", kManifestName))) {
+    return absl::OkStatus();
+  }
+  if (!Exists(folder)) {
+    return absl::NotFoundError(
+        absl::StrCat("merge: there is no folder ", folder));
+  }
+  const std::string hint = NestedCheckpointHint(folder);
+  return absl::NotFoundError(absl::StrCat(
+      "merge: ", folder, " holds neither .metadata nor manifest.json",
+      hint.empty() ? ": no sharded checkpoint, or one whose saving was "
+                     "interrupted"
+                   : hint));
+}
+
+// Whether removing `folder` would remove `path`.
+absl::StatusOr<bool> IsInside(const std::string& path,
+                              const std::string& folder) {
+  std::error_code error;
+  const fs::path inner = fs::weakly_canonical(path, error);
+  const fs::path outer =
+      error ? fs::path() : fs::weakly_canonical(folder, error);
+  if (error) {
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrCat("merge: look for ", path));
+  }
+  // Names, as a folder called "a" is not around one called "ab".
+  auto at = inner.begin();
+  for (const fs::path& name : outer) {
+    if (name.empty()) continue;  // Behind a last "/".
+    if (at == inner.end() || *at++ != name) return false;
+  }
+  return true;
+}
+
+std::string RootOf(const DistributedPath& path) {
+  const auto* text = path.empty() ? nullptr : std::get_if<0>(path.data());
+  return text == nullptr ? "" : *text;
+}
+
+// What says that a checkpoint is more than named tensors.
+std::optional<std::string> NestedKey(const DistributedCheckpoint& checkpoint) {
+  const DistributedMetadata& metadata = checkpoint.metadata();
+  if (!metadata.values.empty()) return metadata.values.begin()->first;
+  for (const auto& [key, tensor] : metadata.tensors) {
+    const DistributedPath path = checkpoint.PathOf(key);
+    const std::string root = RootOf(path);
+    if (path.size() > 1 && (root == "optimizer" || root == "state")) return key;
+    for (const auto& step : path) {
+      if (!std::holds_alternative<std::string>(step)) return key;
+    }
+  }
+  return std::nullopt;
+}
+
+// A dictionary, written storage by storage.
+class NestedMerge {
+ public:
+  explicit NestedMerge(const DistributedCheckpoint& checkpoint)
+      : checkpoint_(checkpoint) {}
+
+  absl::Status Write(const std::string& path) {
+    ASSIGN_OR_RETURN(const PickleValue value, Outline());
+    ASSIGN_OR_RETURN(const TorchPickle pickle, MakeTorchPickle(value));
+    std::vector<int64_t> sizes;
+    for (const Tensor& t : pickle.storages) sizes.push_back(t.num_bytes());
+    ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path));
+    TorchArchiveWriter archive(file, 0, TorchArchiveRoot(path));
+    RETURN_IF_ERROR(archive.Start(pickle.text, sizes));
+    for (size_t i = 0; i < pickle.storages.size(); ++i) {
+      if (sizes[i] == 0) continue;
+      const std::string& key = keys_.at(pickle.storages[i].storage().get());
+      ASSIGN_OR_RETURN(const Tensor tensor, checkpoint_.Read(key));
+      RETURN_IF_ERROR(archive.Append(i, tensor.data(), sizes[i]));
+    }
+    RETURN_IF_ERROR(archive.Finish().status());
+    return file.Commit();
+  }
+
+ private:
+  // All as it is, with tensors whose memory nobody touches: it stays virtual.
+  absl::StatusOr<PickleValue> Outline() {
+    DistributedTree tree;
+    for (const auto& [key, tensor] : checkpoint_.metadata().tensors) {
+      if (!tensor.type->dtype.has_value()) {
+        return absl::UnimplementedError(absl::StrCat(
+            checkpoint_.folder(), ": tensor \"", key, "\": no tensors of ",
+            std::string(tensor.type->name), " here"));
+      }
+      Tensor outline;
+      RETURN_IF_ERROR(Try([&] {
+        outline = Tensor::Empty(tensor.shape, {*tensor.type->dtype});
+      }));
+      keys_[outline.storage().get()] = key;
+      RETURN_IF_ERROR(
+          tree.Insert(checkpoint_.PathOf(key), PickleValue(outline)));
+    }
+    for (const auto& [key, item] : checkpoint_.metadata().values) {
+      ASSIGN_OR_RETURN(PickleValue value, checkpoint_.ReadValue(key));
+      RETURN_IF_ERROR(tree.Insert(checkpoint_.PathOf(key), std::move(value)));
+    }
+    PickleValue value = std::move(tree).Take();
+    const PickleDict* const dict = value.AsDict();
+    if (dict != nullptr && dict->size() == 1 &&
+        dict->front().second.AsDict() != nullptr) {
+      return PickleValue(dict->front().second);
+    }
+    return value;
+  }
+
+  const DistributedCheckpoint& checkpoint_;
+  std::map<const Storage*, std::string> keys_;
+};
+
+absl::Status MergeNested(const DistributedCheckpoint& checkpoint,
+                         const std::string& output) {
+  RETURN_IF_ERROR(MakeFolders(output));
+  const std::string path = absl::StrCat(output, "/pytorch_model.bin");
+  RETURN_IF_ERROR(NestedMerge(checkpoint).Write(path));
+  // Before anything is removed: is all of it there?
+  ASSIGN_OR_RETURN(const TorchFile written, TorchFile::Open(path));
+  return written.Verify();
+}
+
+absl::Status MergeFlat(const WeightSource& source, const std::string& output,
+                       WeightFormat format, bool compare,
+                       int64_t max_shard_bytes) {
+  RETURN_IF_ERROR(CopyWeights(source, format, output,
+                              {.max_shard_bytes = max_shard_bytes}));
+  if (!compare) return absl::OkStatus();
+  // The writers removed what readers would have looked at before.
+  ASSIGN_OR_RETURN(const OpenedWeights written, OpenModelFolderWeights(output));
+  return CompareWeights(source, *written.source);
+}
+
+absl::Status Remove(const std::string& folder) {
+  std::error_code error;
+  fs::remove_all(folder, error);
+  if (!error) return absl::OkStatus();
+  return absl::ErrnoToStatus(error.value(),
+                             absl::StrCat("merge: remove ", folder));
+}
+
+// Whether the checkpoint was written as a nested dictionary.
+absl::StatusOr<bool> MergeIfNested(const std::string& folder,
+                                   const std::string& output,
+                                   bool safe_serialization) {
+  if (!Exists(absl::StrCat(folder, "/", kDistributedMetadataName))) {
+    return false;
+  }
+  ASSIGN_OR_RETURN(const DistributedCheckpoint checkpoint,
+                   DistributedCheckpoint::Open(folder));
+  const std::optional<std::string> nested = NestedKey(checkpoint);
+  if (!nested.has_value()) return false;
+  if (safe_serialization) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "merge: ", folder, " holds more than named tensors (\"", *nested,
+        "\"), as an optimizer does, which safetensors cannot hold; use "
+        "safe_serialization = false (--unsafe_serialization)"));
+  }
+  RETURN_IF_ERROR(MergeNested(checkpoint, output));
+  return true;
+}
+
+}  // namespace
+
+absl::Status MergeFsdpWeights(const std::string& checkpoint_dir,
+                              const std::string& output_path,
+                              bool safe_serialization,
+                              bool remove_checkpoint_dir,
+                              int64_t max_shard_bytes) {
+  RETURN_IF_ERROR(CheckInput(checkpoint_dir));
+  if (max_shard_bytes < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "merge: wanted files of 1 byte or more, got ", max_shard_bytes));
+  }
+  if (remove_checkpoint_dir) {
+    ASSIGN_OR_RETURN(const bool inside, IsInside(output_path, checkpoint_dir));
+    if (inside) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "merge: the output ", output_path, " is inside of ", checkpoint_dir,
+          ", which is to be removed; choose another output"));
+    }
+  }
+  ASSIGN_OR_RETURN(const bool done, MergeIfNested(checkpoint_dir, output_path,
+                                                  safe_serialization));
+  if (!done) {
+    ASSIGN_OR_RETURN(const OpenedWeights weights, OpenWeights(checkpoint_dir));
+    RETURN_IF_ERROR(MergeFlat(
+        *weights.source, output_path,
+        safe_serialization ? WeightFormat::kSafetensors : WeightFormat::kTorch,
+        remove_checkpoint_dir, max_shard_bytes));
+  }
+  return remove_checkpoint_dir ? Remove(checkpoint_dir) : absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+// A sharded checkpoint becomes whole files.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace tessera {
+
+inline constexpr int64_t kMergeMaxShardBytes = 10'000'000'000;
+
+// Writes the checkpoint in `checkpoint_dir`, a torch distributed one
+// ("pytorch_model_fsdp_0", "optimizer_0") or one of ours, to the folder
+// `output_path`: model.safetensors, or pytorch_model.bin without
+// `safe_serialization`; several files and an index where one would be larger
+// than `max_shard_bytes`. Names lose the one key that all of them start with,
+// as in torch's own merge; types stay. Tensors are written one by one, so that
+// the largest of them is all that memory has to hold.
+//
+// An optimizer, or whatever else holds more than tensors, can only be written
+// without `safe_serialization`, and then is one file; otherwise
+// kInvalidArgument, before anything is created. A parent of checkpoints is an
+// error that names them. With `remove_checkpoint_dir` the output is read again
+// and compared with the checkpoint, which then goes; an output inside of it is
+// an error before anything is created. Files appear whole or not at all.
+absl::Status MergeFsdpWeights(const std::string& checkpoint_dir,
+                              const std::string& output_path,
+                              bool safe_serialization = true,
+                              bool remove_checkpoint_dir = false,
+                              int64_t max_shard_bytes = kMergeMaxShardBytes);
+
+}  // namespace tessera

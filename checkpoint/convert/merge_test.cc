@@ -1,0 +1,223 @@
+// Merging: what is written, what is refused, and what is removed when.
+#include "checkpoint/convert/merge.h"
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/convert/copy_weights.h"
+#include "checkpoint/convert/weight_files.h"
+#include "checkpoint/torch/distributed_checkpoint.h"
+#include "checkpoint/torch/distributed_writer.h"
+#include "checkpoint/torch/torch_file.h"
+#include "runtime/data/file_io.h"
+#include "runtime/device/allocator.h"
+#include "tests/testing/allocation_peak.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+struct Saved {
+  DistributedPath path;
+  PickleValue value;
+};
+
+Tensor Numbers(int first, int64_t rows = 5) {
+  std::vector<float> values(rows * 2);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<float>(first + static_cast<int>(i));
+  }
+  return Tensor::FromVector(values, Shape{rows, 2});
+}
+
+// "PARENT/FOLDER", with these items in one file.
+std::string Checkpoint(const std::string& name,
+                       const std::vector<Saved>& items) {
+  const std::string parent = absl::StrCat(testing::TempDir(), "/merge_", name);
+  fs::remove_all(parent);
+  std::string folder = parent + "/pytorch_model_fsdp_0";
+  EXPECT_OK(MakeFolders(parent));
+  EXPECT_OK(StartDistributedFolder(folder));
+  auto writer = DistributedFileWriter::Create(folder, 0);
+  EXPECT_OK(writer);
+  DistributedMetadata metadata;
+  for (const Saved& saved : items) {
+    const std::string key = DistributedKey(saved.path);
+    metadata.paths[key] = saved.path;
+    const Tensor* const tensor = saved.value.AsTensor();
+    if (tensor == nullptr) {
+      metadata.values[key] = *writer->Write(saved.value);
+      continue;
+    }
+    metadata.tensors[key] = {
+        &TorchTypeOf(tensor->dtype()),
+        tensor->shape(),
+        {{WholeBox(tensor->shape()), *writer->Write(*tensor)}}};
+  }
+  EXPECT_OK(writer->Finish());
+  EXPECT_OK(FinishDistributedFolder(folder, metadata));
+  return folder;
+}
+
+std::string Model(const std::string& name) {
+  return Checkpoint(name, {{{"model", "a.weight"}, Numbers(0)},
+                           {{"model", "b.weight"}, Numbers(10)}});
+}
+
+std::string Optimizer(const std::string& name) {
+  return Checkpoint(
+      name, {{{"optimizer", "state", "a.weight", "exp_avg"}, Numbers(3)},
+             {{"optimizer", "param_groups", int64_t{0}, "lr"}, 0.25}});
+}
+
+std::string OutputFor(const std::string& folder) {
+  return fs::path(folder).parent_path().string() + "/merged";
+}
+
+void ExpectModel(const std::string& output) {
+  const auto weights = OpenWeights(output);
+  ASSERT_OK(weights);
+  ASSERT_EQ(weights->source->weights().size(), 2u);
+  const auto b = weights->source->ReadElements("b.weight", 0, 10, CpuDevice());
+  ASSERT_OK(b);
+  EXPECT_EQ(b->ToDoubles(), Numbers(10).ToDoubles());
+}
+
+TEST(MergeTest, BothFormsLoseTheOneKeyThatAllHave) {
+  const std::string folder = Model("forms");
+  const std::string output = OutputFor(folder);
+  ASSERT_OK(MergeFsdpWeights(folder, output));
+  EXPECT_TRUE(fs::exists(output + "/model.safetensors"));
+  ExpectModel(output);
+  ASSERT_OK(MergeFsdpWeights(folder, output + "_bin", false));
+  EXPECT_TRUE(fs::exists(output + "_bin/pytorch_model.bin"));
+  ExpectModel(output + "_bin");
+  EXPECT_TRUE(fs::exists(folder));
+}
+
+TEST(MergeTest, LargeModelsBecomeSeveralFiles) {
+  for (const bool safe : {true, false}) {
+    const std::string folder = Model("sharded");
+    const std::string output = OutputFor(folder);
+    ASSERT_OK(MergeFsdpWeights(folder, output, safe, true, 50));
+    EXPECT_TRUE(fs::exists(output + (safe ? "/model.safetensors.index.json"
+                                          : "/pytorch_model.bin.index.json")));
+    ExpectModel(output);
+    EXPECT_FALSE(fs::exists(folder));
+  }
+}
+
+TEST(MergeTest, AnOptimizerIsOneDictionary) {
+  const std::string folder = Optimizer("optimizer");
+  const std::string output = OutputFor(folder);
+  const absl::Status refused = MergeFsdpWeights(folder, output);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("--unsafe_serialization"));
+  EXPECT_FALSE(fs::exists(output));
+  ASSERT_OK(MergeFsdpWeights(folder, output, false, true));
+  EXPECT_FALSE(fs::exists(folder));
+  const auto file = TorchFile::Open(output + "/pytorch_model.bin");
+  ASSERT_OK(file);
+  const auto value = file->ReadValue();
+  ASSERT_OK(value);
+  const PickleValue* const state = value->Find("state");
+  ASSERT_NE(state, nullptr);
+  const Tensor* const moment =
+      state->Find("a.weight")->Find("exp_avg")->AsTensor();
+  ASSERT_NE(moment, nullptr);
+  EXPECT_EQ(moment->ToDoubles(), Numbers(3).ToDoubles());
+  const PickleItems* const groups = value->Find("param_groups")->AsItems();
+  ASSERT_EQ(groups->size(), 1u);
+  EXPECT_EQ(groups->front().Find("lr")->AsNumber(), 0.25);
+}
+
+TEST(MergeTest, SeveralTopLevelKeysAndOneBareTensor) {
+  const std::string two = Checkpoint(
+      "two", {{{"model", "a"}, Numbers(0)}, {{"ema", "a"}, Numbers(1)}});
+  ASSERT_OK(MergeFsdpWeights(two, OutputFor(two)));
+  const auto weights = OpenWeights(OutputFor(two));
+  ASSERT_OK(weights);
+  EXPECT_EQ(weights->source->weights().count("ema.a"), 1u);
+  EXPECT_EQ(weights->source->weights().count("model.a"), 1u);
+  for (const bool safe : {true, false}) {
+    const std::string bare = Checkpoint("bare", {{{"w"}, Numbers(0)}});
+    ASSERT_OK(MergeFsdpWeights(bare, OutputFor(bare), safe));
+    const auto one = OpenWeights(OutputFor(bare));
+    ASSERT_OK(one);
+    EXPECT_EQ(one->source->weights().count("w"), 1u);
+  }
+}
+
+TEST(MergeTest, AParentFolderIsToldWhatIsMeant) {
+  const std::string folder = Model("parent");
+  const std::string parent = fs::path(folder).parent_path();
+  const absl::Status status = MergeFsdpWeights(parent, parent + "/out");
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("did you mean " + folder));
+  EXPECT_FALSE(fs::exists(parent + "/out"));
+}
+
+TEST(MergeTest, NeverRemovesItsOutput) {
+  const std::string folder = Model("inside");
+  for (const char* inside :
+       {"", "/", "/out", "/x/../out", "/../pytorch_model_fsdp_0/"}) {
+    const absl::Status status =
+        MergeFsdpWeights(folder, folder + inside, true, true);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << inside;
+  }
+  EXPECT_FALSE(fs::exists(folder + "/out"));
+  const std::string parent = fs::path(folder).parent_path();
+  ASSERT_OK(MergeFsdpWeights(folder + "/", parent, true, true));
+  EXPECT_FALSE(fs::exists(folder));
+  ExpectModel(parent);
+}
+
+TEST(MergeTest, AFailureRemovesNothing) {
+  const std::string folder = Model("failure");
+  const std::string output = OutputFor(folder);
+  ASSERT_OK(WriteFile(output, "a file where the folder should be"));
+  EXPECT_FALSE(MergeFsdpWeights(folder, output, true, true).ok());
+  EXPECT_TRUE(fs::exists(folder + "/.metadata"));
+  fs::remove(output);
+  fs::resize_file(folder + "/__0_0.distcp", 200);
+  EXPECT_FALSE(MergeFsdpWeights(folder, output, true, true).ok());
+  EXPECT_FALSE(fs::exists(output + "/model.safetensors"));
+  EXPECT_TRUE(fs::exists(folder + "/.metadata"));
+}
+
+TEST(MergeTest, ACheckpointOfOurs) {
+  const std::string folder = Model("native");
+  const std::string native = OutputFor(folder) + "_native";
+  const auto weights = OpenWeights(folder);
+  ASSERT_OK(weights);
+  ASSERT_OK(CopyWeights(*weights->source, WeightFormat::kNative, native, {}));
+  ASSERT_OK(MergeFsdpWeights(native, OutputFor(folder), true, true));
+  ExpectModel(OutputFor(folder));
+  EXPECT_FALSE(fs::exists(native));
+}
+
+// Sixteen tensors of a megabyte: no more than two of them at once.
+TEST(MergeTest, HoldsTheLargestTensorAlone) {
+  std::vector<Saved> items;
+  for (int i = 0; i < 16; ++i) {
+    items.push_back({{"model", absl::StrCat("w", i)}, Numbers(i, 1 << 17)});
+  }
+  const std::string folder = Checkpoint("memory", items);
+  items.clear();
+  Allocator& allocator = AllocatorOf(CpuDevice());
+  const int64_t before = allocator.stats().current_bytes;
+  allocator.ResetPeak();
+  const AllocationPeak peak;  // Of all that is not a tensor.
+  ASSERT_OK(MergeFsdpWeights(folder, OutputFor(folder)));
+  EXPECT_LT(peak.bytes(), 3 << 20);
+  EXPECT_LE(allocator.stats().peak_bytes - before, 2 << 20);
+}
+
+}  // namespace
+}  // namespace tessera
