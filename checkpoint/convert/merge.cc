@@ -120,10 +120,10 @@ class NestedMerge {
             checkpoint_.folder(), ": tensor \"", key, "\": no tensors of ",
             std::string(tensor.type->name), " here"));
       }
+      const Shape& shape = tensor.shape;
+      const DType dtype = *tensor.type->dtype;
       Tensor outline;
-      RETURN_IF_ERROR(Try([&] {
-        outline = Tensor::Empty(tensor.shape, {*tensor.type->dtype});
-      }));
+      RETURN_IF_ERROR(Try([&] { outline = Tensor::Empty(shape, {dtype}); }));
       keys_[outline.storage().get()] = key;
       RETURN_IF_ERROR(
           tree.Insert(checkpoint_.PathOf(key), PickleValue(outline)));
