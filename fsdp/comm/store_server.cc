@@ -242,12 +242,26 @@ class StoreServer::Impl {
     connection.Queue(Response(id, status));
     if (!status.ok()) {
       connection.ending = true;
+      if (job == options_.job) TurnedAway(status);
       return;
     }
     connection.rank = static_cast<int>(rank);
     connection.peer = peer;
     states_[rank] = RankState::kConnected;
     for (const std::string& notice : notices_) connection.Queue(notice);
+  }
+
+  // While ranks are awaited, the one that was turned away is likely to be one
+  // of them: the others are not to wait for it.
+  void TurnedAway(const absl::Status& status) {
+    if (AwaitedRanks().empty()) return;
+    Tell(Writer(MessageType::kRankLost)
+             .I64(-1)
+             .Text(absl::StrCat("a process that came to this job's ranks was "
+                                "turned away: ",
+                                status.message()))
+             .Message(),
+         -1);
   }
 
   absl::Status CheckHello(int64_t rank, int64_t world_size,

@@ -102,7 +102,19 @@ TEST(StoreTest, DuplicateRankIsTurnedAway) {
   EXPECT_THAT(Store::Connect(Options(*server, 0, 2)),
               StatusIs(absl::StatusCode::kAlreadyExists,
                        absl::StrCat("has come already as pid ", getpid())));
-  EXPECT_OK(a->Set("x", "1"));
+  // The rank that is awaited would be that one.
+  EXPECT_THAT(a->WaitForAllRanks(), StatusIs(absl::StatusCode::kUnavailable,
+                                             "turned away: rank 0 (pid"));
+}
+
+TEST(StoreTest, NobodyIsTurnedAwayAtTheCostOfThoseWhoHaveMet) {
+  const auto server = Serve(2);
+  auto a = *Store::Connect(Options(*server, 0, 2));
+  auto b = *Store::Connect(Options(*server, 1, 2));
+  EXPECT_THAT(Store::Connect(Options(*server, 1, 2)),
+              StatusIs(absl::StatusCode::kAlreadyExists, "rank 1"));
+  EXPECT_OK(a->WaitForAllRanks());
+  EXPECT_OK(b->Set("x", "1"));
 }
 
 TEST(StoreTest, WrongWorldSizeAndJobAreTurnedAway) {
@@ -118,7 +130,6 @@ TEST(StoreTest, WrongWorldSizeAndJobAreTurnedAway) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        "belongs to job 'one', this rank to job 'two'"));
   options.job = "one";
-  EXPECT_OK(Store::Connect(options));
   options.rank = 7;
   EXPECT_THAT(Store::Connect(options),
               StatusIs(absl::StatusCode::kInvalidArgument, "got 7"));

@@ -114,6 +114,17 @@ TEST_F(HandStartedRanksTest, OtherOptionsOfOneEndAll) {
   ExpectAllEnd(2, "--lr=3e-3", "lr");
 }
 
+TEST_F(HandStartedRanksTest, AnotherNumberOfRanksEndsAll) {
+  const Port port;
+  const auto other = Start(1, 3, port.number());
+  const ProgramResult first = Start(0, 2, port.number())->Wait();
+  for (const ProgramResult& run : {first, other->Wait()}) {
+    EXPECT_EQ(run.exit_code, 1);
+    EXPECT_LT(run.seconds, kSoonSeconds);
+    EXPECT_THAT(run.output, HasSubstr("was told of 3 ranks"));
+  }
+}
+
 TEST_F(HandStartedRanksTest, APortThatAnotherProgramHasEndsAll) {
   const Port foreign(/*listens=*/true);
   const auto other = Start(1, 2, foreign.number());
