@@ -1,6 +1,7 @@
 #include "checkpoint/torch/distributed_checkpoint.h"
 
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,8 +21,12 @@ namespace {
 absl::StatusOr<std::shared_ptr<const MappedFile>> OpenMetadata(
     const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/", kDistributedMetadataName);
-  if (std::filesystem::exists(path)) return MappedFile::Open(path);
-  const bool interrupted = std::filesystem::exists(path + ".tmp");
+  std::error_code error;
+  if (std::filesystem::exists(path, error)) return MappedFile::Open(path);
+  if (error) {
+    return absl::ErrnoToStatus(error.value(), absl::StrCat("look for ", path));
+  }
+  const bool interrupted = std::filesystem::exists(path + ".tmp", error);
   return absl::NotFoundError(absl::StrCat(
       folder, ": no ", kDistributedMetadataName, ": ",
       interrupted ? "its saving was interrupted (there is a .metadata.tmp)"

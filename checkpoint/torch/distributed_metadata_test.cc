@@ -128,6 +128,22 @@ TEST(DistributedMetadataTest, EmptyPiecesNeedNoFile) {
   EXPECT_EQ(parsed->tensors.at("model.w").chunks.size(), 3u);
 }
 
+// Few bytes of a file would otherwise ask for much memory, list by list.
+TEST(DistributedTreeTest, ListsTogetherAreBounded) {
+  DistributedTree one;
+  EXPECT_OK(one.Insert({"a", int64_t{1000}}, 1));
+  for (const int64_t index : {int64_t{1} << 20, int64_t{1} << 62}) {
+    EXPECT_THAT(one.Insert({"a", index}, 1).ToString(), HasSubstr("items"));
+  }
+  DistributedTree many;
+  absl::Status status;
+  int num_lists = 0;
+  while (status.ok() && num_lists < 100) {
+    status = many.Insert({absl::StrCat(num_lists++), int64_t{99'999}}, 1);
+  }
+  EXPECT_EQ(num_lists, 11);
+}
+
 TEST(DistributedTreeTest, TwoThingsCannotStandInOnePlace) {
   DistributedTree tree;
   EXPECT_OK(tree.Insert({"a", "b"}, 1));

@@ -17,11 +17,14 @@ namespace tessera {
 // list's item; items that never come are None.
 class DistributedTree {
  public:
-  // kInvalidArgument when something else stands there, or on the way.
+  // kInvalidArgument when something else stands there, or on the way, or when
+  // all lists together would be longer than kMostItems.
   absl::Status Insert(const DistributedPath& path, PickleValue value);
   PickleValue Take() &&;
 
  private:
+  static constexpr int64_t kMostItems = 1 << 20;
+
   // Either a value, or what is under it.
   struct Node {
     std::unique_ptr<PickleValue> value;
@@ -30,8 +33,10 @@ class DistributedTree {
   };
 
   static PickleValue TakeNode(Node& node);
+  bool HasRoom(const Node& node, int64_t index);
 
   Node root_;
+  int64_t num_items_ = 0;  // Of all lists, with what is None.
 };
 
 }  // namespace tessera
