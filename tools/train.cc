@@ -1,7 +1,13 @@
 // Trains a transformer on text, fully sharded over ranks.
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -115,11 +121,65 @@ absl::StatusOr<int> StartRanks(const TrainOptions& options, int argc,
   return result.exit_code;
 }
 
+struct AddressSpace {
+  uint64_t limit_bytes = RLIM_INFINITY;  // `ulimit -v`
+  uint64_t used_bytes = 0;
+};
+
+AddressSpace ReadAddressSpace() {
+  rlimit limit{};
+  AddressSpace space;
+  if (getrlimit(RLIMIT_AS, &limit) == 0) space.limit_bytes = limit.rlim_cur;
+  uint64_t num_pages = 0;
+  std::ifstream("/proc/self/statm") >> num_pages;
+  space.used_bytes = num_pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return space;
+}
+
+std::string AddressSpaceText(const AddressSpace& space) {
+  return absl::StrCat("the address space is limited to ",
+                      space.limit_bytes >> 20, " MiB, of which ",
+                      space.used_bytes >> 20, " are used");
+}
+
+// The stacks of threads need that much, before there is any model.
+absl::Status CheckAddressSpace(int64_t num_threads) {
+  constexpr int64_t kNumOwnThreads = 6;  // Of store, signals, streams.
+  pthread_attr_t attributes;
+  size_t stack_bytes = 0;
+  if (pthread_getattr_default_np(&attributes) != 0) return absl::OkStatus();
+  pthread_attr_getstacksize(&attributes, &stack_bytes);
+  pthread_attr_destroy(&attributes);
+  const uint64_t wanted =
+      static_cast<uint64_t>(num_threads + kNumOwnThreads) * stack_bytes;
+  const AddressSpace space = ReadAddressSpace();
+  if (space.limit_bytes == RLIM_INFINITY ||
+      space.used_bytes + wanted <= space.limit_bytes) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      AddressSpaceText(space), "; wanted ", (wanted >> 20) + 1,
+      " MiB more for the stacks of threads alone; raise `ulimit -v`"));
+}
+
+// With what there was of memory, where a limit may be why there was too little.
+absl::Status WithAddressSpace(const absl::Status& status) {
+  const AddressSpace space = ReadAddressSpace();
+  if (!absl::IsResourceExhausted(status) ||
+      space.limit_bytes == RLIM_INFINITY) {
+    return status;
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat(std::string(status.message()), "; ", AddressSpaceText(space),
+                   ": raise `ulimit -v` if more is there"));
+}
+
 absl::StatusOr<TrainOptions> ReadOptions(int argc, char** argv) {
   RETURN_IF_ERROR(EnterCallersFolder());
   RETURN_IF_ERROR(ParseTrainFlags(argc, argv));
   ASSIGN_OR_RETURN(TrainOptions options, TrainOptionsFromFlags());
   RETURN_IF_ERROR(CheckText(options));
+  RETURN_IF_ERROR(CheckAddressSpace(options.threads));
   return options;
 }
 
@@ -160,6 +220,6 @@ int main(int argc, char** argv) {
       tessera::Try([&] { code = tessera::Main(argc, argv); });
   const absl::Status status = thrown.ok() ? code.status() : thrown;
   if (status.ok()) return *code;
-  tessera::PrintError(status);
+  tessera::PrintError(tessera::WithAddressSpace(status));
   return 1;
 }
