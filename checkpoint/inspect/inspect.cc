@@ -1,0 +1,293 @@
+#include "checkpoint/inspect/inspect.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/convert/weight_files.h"
+#include "checkpoint/huggingface/folder_weights.h"
+#include "checkpoint/inspect/inspect_data.h"
+#include "checkpoint/inspect/inspect_other.h"
+#include "checkpoint/safetensors/safetensors_file.h"
+#include "checkpoint/safetensors/safetensors_weights.h"
+#include "checkpoint/saved_tensors.h"
+#include "checkpoint/torch/distributed_checkpoint.h"
+#include "checkpoint/torch/torch_file.h"
+#include "kernels/status.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool Exists(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+absl::Status OfSafetensors(const std::string& path,
+                           const InspectOptions& options, Inspection& into) {
+  into.kind = "safetensors file";
+  ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  for (const auto& [name, value] : file.metadata()) {
+    into.facts.emplace_back(absl::StrCat("metadata ", name), value);
+  }
+  ListFile("", path, options, into);
+  ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> weights,
+                   OpenSafetensorsWeights(path));
+  ListTensors(*weights, into);
+  if (options.verify) VerifyTensors(*weights, options, into);
+  return absl::OkStatus();
+}
+
+// The tensors of any nesting as a source, for VerifyTensors.
+class TorchEntries final : public WeightSource {
+ public:
+  explicit TorchEntries(const TorchFile& file) : file_(file) {
+    for (const TorchEntry& entry : file.entries()) {
+      const TorchType& type = *entry.tensor.type;
+      weights_[entry.name] = {entry.name, std::string(type.name), type.dtype,
+                              entry.tensor.shape, file.where()};
+    }
+  }
+
+ private:
+  absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
+                                   int64_t length,
+                                   Device device) const override {
+    return file_.ReadElements(weight.name, begin, length, device);
+  }
+
+  const TorchFile& file_;
+};
+
+absl::Status OfTorch(const std::string& path, const InspectOptions& options,
+                     Inspection& into) {
+  into.kind = "torch.save file";
+  ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(path));
+  into.facts.emplace_back("structure", file.CheckStateDict().ok()
+                                           ? "a state dictionary"
+                                           : "nested values");
+  ListFile("", path, options, into);
+  const TorchEntries entries(file);
+  ListTensors(entries, into);
+  if (!options.verify) return absl::OkStatus();
+  const absl::Status checksums = file.Verify();
+  if (!checksums.ok()) into.damage.push_back(checksums.ToString());
+  VerifyTensors(entries, options, into);
+  return absl::OkStatus();
+}
+
+// Tensors by their whole keys.
+class DistributedEntries final : public WeightSource {
+ public:
+  explicit DistributedEntries(const DistributedCheckpoint& checkpoint)
+      : checkpoint_(checkpoint) {
+    for (const auto& [key, tensor] : checkpoint.metadata().tensors) {
+      weights_[key] = {key, std::string(tensor.type->name), tensor.type->dtype,
+                       tensor.shape, checkpoint.folder()};
+    }
+  }
+
+ private:
+  absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
+                                   int64_t length,
+                                   Device device) const override {
+    return checkpoint_.ReadElements(weight.name, begin, length, device);
+  }
+
+  const DistributedCheckpoint& checkpoint_;
+};
+
+std::set<std::string> FilesOf(const DistributedMetadata& metadata) {
+  std::set<std::string> names;
+  for (const auto& [key, tensor] : metadata.tensors) {
+    for (const DistributedChunk& chunk : tensor.chunks) {
+      names.insert(chunk.item.file);
+    }
+  }
+  for (const auto& [key, item] : metadata.values) names.insert(item.file);
+  return names;
+}
+
+absl::Status OfDistributed(const std::string& path,
+                           const InspectOptions& options, Inspection& into) {
+  into.kind = "torch distributed checkpoint";
+  ASSIGN_OR_RETURN(const DistributedCheckpoint checkpoint,
+                   DistributedCheckpoint::Open(path));
+  const DistributedMetadata& metadata = checkpoint.metadata();
+  ListFile(path, kDistributedMetadataName, options, into);
+  for (const std::string& name : FilesOf(metadata)) {
+    ListFile(path, name, options, into);
+  }
+  const DistributedEntries entries(checkpoint);
+  ListTensors(entries, into);
+  for (InspectedTensor& tensor : into.tensors) {
+    tensor.num_pieces =
+        static_cast<int>(metadata.tensors.at(tensor.name).chunks.size());
+  }
+  for (const auto& [key, item] : metadata.values) {
+    const absl::StatusOr<PickleValue> value = checkpoint.ReadValue(key);
+    if (value.ok()) {
+      into.facts.emplace_back(absl::StrCat("value ", key), value->Describe());
+    } else {
+      into.damage.push_back(
+          absl::StrCat("value \"", key, "\": ", value.status().ToString()));
+    }
+  }
+  if (options.verify) VerifyTensors(entries, options, into);
+  return absl::OkStatus();
+}
+
+void AddState(const Manifest& manifest, Inspection& into) {
+  into.facts.emplace_back("step", absl::StrCat(manifest.state.step));
+  into.facts.emplace_back("world size", absl::StrCat(manifest.world_size()));
+  into.facts.emplace_back("sharding", manifest.sharding);
+  into.facts.emplace_back("model", manifest.model);
+  into.facts.emplace_back("data position",
+                          absl::StrCat(manifest.state.data_position));
+  into.facts.emplace_back("seed", absl::StrCat(manifest.state.seed));
+  for (const auto& [name, value] : manifest.state.values) {
+    into.facts.emplace_back(absl::StrCat("value ", name), value);
+  }
+}
+
+// All tensors of a checkpoint by their whole names, with elements in the order
+// in which they are saved: for reading, not for values.
+class NativeEntries final : public WeightSource {
+ public:
+  explicit NativeEntries(const SavedTensors& saved) : saved_(saved) {
+    for (const auto& [name, tensor] : saved.manifest().tensors) {
+      weights_[name] = {name, DTypeName(tensor.dtype), tensor.dtype,
+                        tensor.shape, saved.path()};
+    }
+  }
+
+ private:
+  absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
+                                   int64_t length,
+                                   Device device) const override {
+    Tensor out;
+    RETURN_IF_ERROR(Try([&] {
+      out = Tensor::Empty(Shape{length}, {*weight.dtype, device});
+    }));
+    const WantedElements wanted[] = {{weight.name, begin, out}};
+    RETURN_IF_ERROR(saved_.Read(wanted));
+    return out;
+  }
+
+  const SavedTensors& saved_;
+};
+
+absl::Status OfNative(const std::string& path, const InspectOptions& options,
+                      Inspection& into) {
+  into.kind = "checkpoint of a run";
+  ASSIGN_OR_RETURN(const SavedTensors saved, SavedTensors::Open(path));
+  const Manifest& manifest = saved.manifest();
+  AddState(manifest, into);
+  for (int i = 0; i < manifest.world_size(); ++i) {
+    const ManifestFile& file = manifest.files[i];
+    into.files.push_back({file.name, file.num_bytes, file.checksum});
+    const absl::Status status =
+        options.verify ? saved.Verify(i) : CheckFileSize(path, file);
+    if (!status.ok()) into.damage.push_back(status.ToString());
+  }
+  const NativeEntries entries(saved);
+  ListTensors(entries, into);
+  for (InspectedTensor& tensor : into.tensors) {
+    tensor.num_pieces =
+        static_cast<int>(manifest.tensors.at(tensor.name).pieces.size());
+  }
+  if (options.verify) VerifyTensors(entries, options, into);
+  return absl::OkStatus();
+}
+
+absl::Status OfModelFolder(const std::string& path,
+                           const InspectOptions& options, Inspection& into) {
+  into.kind = "model folder";
+  ASSIGN_OR_RETURN(const FolderWeights weights, OpenFolderWeights(path));
+  into.warnings = weights.warnings;
+  std::set<std::string> names;
+  for (const auto& [name, weight] : weights.source->weights()) {
+    names.insert(fs::path(weight.path).filename());
+  }
+  for (const std::string& name : names) ListFile(path, name, options, into);
+  for (const char* name : {"config.json", "tokenizer.json"}) {
+    const std::string file = absl::StrCat(path, "/", name);
+    if (!Exists(file)) continue;
+    const absl::Status status = InspectJson(file, into);
+    if (!status.ok()) into.damage.push_back(status.ToString());
+  }
+  ListTensors(*weights.source, into);
+  if (options.verify) VerifyTensors(*weights.source, options, into);
+  return absl::OkStatus();
+}
+
+bool HoldsWeights(const std::string& folder) {
+  for (const char* name :
+       {"model.safetensors", "model.safetensors.index.json",
+        "pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    if (Exists(absl::StrCat(folder, "/", name))) return true;
+  }
+  return false;
+}
+
+absl::Status OfFolder(const std::string& path, const InspectOptions& options,
+                      Inspection& into) {
+  if (HoldsWeights(path)) return OfModelFolder(path, options, into);
+  if (Exists(absl::StrCat(path, "/", kDistributedMetadataName))) {
+    return OfDistributed(path, options, into);
+  }
+  if (Exists(absl::StrCat(path, "/", kManifestName))) {
+    return OfNative(path, options, into);
+  }
+  return absl::NotFoundError(
+      absl::StrCat("inspect ", path, ": holds neither weights of a model, nor ",
+                   kDistributedMetadataName, ", nor ", kManifestName,
+                   NestedCheckpointHint(path)));
+}
+
+absl::Status OfFile(const std::string& path, const InspectOptions& options,
+                    Inspection& into) {
+  ASSIGN_OR_RETURN(const FileKind kind, KindOfFile(path));
+  switch (kind) {
+    case FileKind::kSafetensors:
+      return OfSafetensors(path, options, into);
+    case FileKind::kTorch:
+      return OfTorch(path, options, into);
+    case FileKind::kLlmc:
+      ListFile("", path, options, into);
+      return InspectLlmc(path, options, into);
+    case FileKind::kJson:
+      into.kind = "JSON file";
+      ListFile("", path, options, into);
+      return InspectJson(path, into);
+  }
+  return absl::InternalError(path);
+}
+
+}  // namespace
+
+absl::StatusOr<Inspection> Inspect(const std::string& path,
+                                   const InspectOptions& options) {
+  Inspection result;
+  result.path = path;
+  std::error_code error;
+  if (!fs::exists(path, error)) {
+    return absl::NotFoundError(
+        absl::StrCat("inspect ", path, ": there is no such file or folder"));
+  }
+  RETURN_IF_ERROR(fs::is_directory(path, error)
+                      ? OfFolder(path, options, result)
+                      : OfFile(path, options, result));
+  return result;
+}
+
+}  // namespace tessera
