@@ -1,5 +1,6 @@
 #include "checkpoint/convert/merge.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/convert/copy_weights.h"
+#include "checkpoint/convert/new_folder.h"
 #include "checkpoint/convert/weight_files.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/torch/distributed_checkpoint.h"
@@ -102,15 +104,66 @@ class NestedMerge {
     RETURN_IF_ERROR(archive.Start(pickle.text, sizes));
     for (size_t i = 0; i < pickle.storages.size(); ++i) {
       if (sizes[i] == 0) continue;
-      const std::string& key = keys_.at(pickle.storages[i].storage().get());
-      ASSIGN_OR_RETURN(const Tensor tensor, checkpoint_.Read(key));
+      ASSIGN_OR_RETURN(const Tensor tensor, Whole(pickle.storages[i]));
       RETURN_IF_ERROR(archive.Append(i, tensor.data(), sizes[i]));
     }
     RETURN_IF_ERROR(archive.Finish().status());
     return file.Commit();
   }
 
+  // OK when the file that Write has written holds the same tensors.
+  absl::Status Compare(const std::string& path) const {
+    ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(path));
+    RETURN_IF_ERROR(file.Verify());
+    for (const auto& [key, tensor] : checkpoint_.metadata().tensors) {
+      RETURN_IF_ERROR(CompareTensor(key, tensor, file));
+    }
+    return absl::OkStatus();
+  }
+
  private:
+  // What `outline` stands for; the tensors of a value are there already.
+  absl::StatusOr<Tensor> Whole(const Tensor& outline) const {
+    const auto found = keys_.find(outline.storage().get());
+    if (found == keys_.end()) return outline;
+    return checkpoint_.Read(found->second);
+  }
+
+  // As the file calls it.
+  std::string NameOf(const std::string& key) const {
+    DistributedPath path = checkpoint_.PathOf(key);
+    if (without_root_) path.erase(path.begin());
+    std::string name;
+    for (const auto& step : path) {
+      const auto* text = std::get_if<std::string>(&step);
+      absl::StrAppend(
+          &name, name.empty() ? "" : "/",
+          text != nullptr ? *text : absl::StrCat(std::get<int64_t>(step)));
+    }
+    return name;
+  }
+
+  absl::Status CompareTensor(const std::string& key,
+                             const DistributedTensor& wanted,
+                             const TorchFile& file) const {
+    constexpr int64_t kStep = 1 << 20;
+    const std::string name = NameOf(key);
+    ASSIGN_OR_RETURN(const TorchEntry* const entry, file.Info(name));
+    bool same = entry->tensor.type == wanted.type &&
+                entry->tensor.shape == wanted.shape;
+    const int64_t length = wanted.shape.num_elements();
+    for (int64_t begin = 0; same && begin < length; begin += kStep) {
+      const int64_t n = std::min(kStep, length - begin);
+      ASSIGN_OR_RETURN(const Tensor x, checkpoint_.ReadElements(key, begin, n));
+      ASSIGN_OR_RETURN(const Tensor y, file.ReadElements(name, begin, n));
+      same = std::memcmp(x.data(), y.data(), x.num_bytes()) == 0;
+    }
+    if (same) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat(file.where(), ": tensor \"", name,
+                                            "\" is not what ",
+                                            checkpoint_.folder(), " holds"));
+  }
+
   // All as it is, with tensors whose memory nobody touches: it stays virtual.
   absl::StatusOr<PickleValue> Outline() {
     DistributedTree tree;
@@ -136,6 +189,7 @@ class NestedMerge {
     const PickleDict* const dict = value.AsDict();
     if (dict != nullptr && dict->size() == 1 &&
         dict->front().second.AsDict() != nullptr) {
+      without_root_ = true;
       return PickleValue(dict->front().second);
     }
     return value;
@@ -143,23 +197,25 @@ class NestedMerge {
 
   const DistributedCheckpoint& checkpoint_;
   std::map<const Storage*, std::string> keys_;
+  bool without_root_ = false;
 };
 
 absl::Status MergeNested(const DistributedCheckpoint& checkpoint,
                          const std::string& output) {
-  RETURN_IF_ERROR(MakeFolders(output));
   const std::string path = absl::StrCat(output, "/pytorch_model.bin");
-  RETURN_IF_ERROR(NestedMerge(checkpoint).Write(path));
+  NestedMerge merge(checkpoint);
+  RETURN_IF_ERROR(merge.Write(path));
   // Before anything is removed: is all of it there?
-  ASSIGN_OR_RETURN(const TorchFile written, TorchFile::Open(path));
-  return written.Verify();
+  return merge.Compare(path);
 }
 
 absl::Status MergeFlat(const WeightSource& source, const std::string& output,
                        WeightFormat format, bool compare,
                        int64_t max_shard_bytes) {
+  ASSIGN_OR_RETURN(NewFolder folder, NewFolder::Make(output));
   RETURN_IF_ERROR(CopyWeights(source, format, output,
                               {.max_shard_bytes = max_shard_bytes}));
+  folder.Keep();
   if (!compare) return absl::OkStatus();
   // The writers removed what readers would have looked at before.
   ASSIGN_OR_RETURN(const OpenedWeights written, OpenModelFolderWeights(output));
@@ -191,7 +247,9 @@ absl::StatusOr<bool> MergeIfNested(const std::string& folder,
         "\"), as an optimizer does, which safetensors cannot hold; use "
         "safe_serialization = false (--unsafe_serialization)"));
   }
+  ASSIGN_OR_RETURN(NewFolder folder_made, NewFolder::Make(output));
   RETURN_IF_ERROR(MergeNested(checkpoint, output));
+  folder_made.Keep();
   return true;
 }
 

@@ -187,8 +187,30 @@ TEST(MergeTest, AFailureRemovesNothing) {
   fs::remove(output);
   fs::resize_file(folder + "/__0_0.distcp", 200);
   EXPECT_FALSE(MergeFsdpWeights(folder, output, true, true).ok());
-  EXPECT_FALSE(fs::exists(output + "/model.safetensors"));
+  EXPECT_FALSE(fs::exists(output));
   EXPECT_TRUE(fs::exists(folder + "/.metadata"));
+  const std::string optimizer = Optimizer("failure_optimizer");
+  fs::resize_file(optimizer + "/__0_0.distcp", 200);
+  const std::string deep = OutputFor(optimizer) + "/a/b";
+  EXPECT_FALSE(MergeFsdpWeights(optimizer, deep, false, true).ok());
+  EXPECT_FALSE(fs::exists(OutputFor(optimizer)));
+  EXPECT_TRUE(fs::exists(optimizer + "/.metadata"));
+}
+
+// A value may hold tensors of its own, which are no entries of the checkpoint.
+TEST(MergeTest, TensorsInsideOfValues) {
+  const std::string folder = Checkpoint(
+      "values", {{{"model", "w"}, Numbers(0)},
+                 {{"extra"},
+                  PickleValue(PickleDict{{"seen", PickleValue(Numbers(5))}})}});
+  ASSERT_OK(MergeFsdpWeights(folder, OutputFor(folder), false, true));
+  const auto file = TorchFile::Open(OutputFor(folder) + "/pytorch_model.bin");
+  ASSERT_OK(file);
+  const auto value = file->ReadValue();
+  ASSERT_OK(value);
+  ASSERT_NE(value->Find("extra"), nullptr);
+  EXPECT_EQ(value->Find("extra")->Find("seen")->AsTensor()->ToDoubles(),
+            Numbers(5).ToDoubles());
 }
 
 TEST(MergeTest, ACheckpointOfOurs) {
