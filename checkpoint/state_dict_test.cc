@@ -116,7 +116,9 @@ struct NetRun {
         states[s.state][s.parameter] = std::get<Tensor>(s.value);
       }
     }
-    for (const auto& [state, tensors] : states) {
+    for (const auto& entry : states) {
+      const std::string& state = entry.first;
+      const std::map<std::string, Tensor>& tensors = entry.second;
       sharded->ForEachFullTensor(
           [&](const ShardedParameter& p) {
             const auto found = tensors.find(p.name);

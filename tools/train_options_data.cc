@@ -7,7 +7,8 @@
 ABSL_FLAG(std::vector<std::string>, data, {},
           "files of documents to train on instead of --text, by commas: "
           ".jsonl with an object a line ({\"text\"}, {\"prompt\", "
-          "\"completion\"} or {\"messages\"}), or text, a document each");
+          "\"completion\"} or {\"messages\"}), a .bin of llm.c's tokens, or "
+          "text, a document each");
 ABSL_FLAG(std::string, long_documents, "split",
           "documents of --data with more than --seq tokens: split or truncate");
 

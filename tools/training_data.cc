@@ -72,6 +72,8 @@ absl::StatusOr<DocumentEncoding> EncodingOf(const TrainOptions& options,
        *encoding.end_token >= tokenizer.tokenizer().vocab_size())) {
     encoding.end_token.reset();
   }
+  encoding.vocab_size = std::visit(
+      [](const auto& config) { return config.vocab_size; }, options.model);
   if (!options.model_folder.empty()) {
     encoding.chat = ChatTemplate::Load(options.model_folder);
   }

@@ -5,6 +5,7 @@
 
 #include "kernels/status.h"
 #include "runtime/data/checksum.h"
+#include "runtime/data/token_shard.h"
 
 namespace tessera {
 namespace {
@@ -90,6 +91,37 @@ bool HasLoss(const Tokens& tokens) {
                                           [](int32_t t) { return t >= 0; });
 }
 
+void Take(const Tokens& tokens, DocumentSet& set) {
+  if (HasLoss(tokens)) {
+    set.tokens.Append(tokens);
+  } else {
+    ++set.skipped.without_loss;
+  }
+}
+
+absl::Status LoadTokenShard(const std::string& path, int64_t vocab_size,
+                            DocumentSet& set) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<const TokenShard> shard,
+                   TokenShard::Open(path));
+  if (vocab_size > 0) RETURN_IF_ERROR(shard->CheckIds(vocab_size));
+  constexpr int64_t kStep = 1 << 20;  // Ids at a time.
+  std::vector<int64_t> ids(std::min(kStep, shard->num_tokens()));
+  Tokens document;
+  for (int64_t begin = 0; begin < shard->num_tokens(); begin += kStep) {
+    const int64_t n = std::min(kStep, shard->num_tokens() - begin);
+    RETURN_IF_ERROR(shard->Copy(begin, n, ids.data()));
+    for (int64_t i = 0; i < n; ++i) {
+      if (ids[i] == shard->document_start() && !document.empty()) {
+        Take(document, set);
+        document.clear();
+      }
+      document.push_back(static_cast<int32_t>(ids[i]));
+    }
+  }
+  Take(document, set);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void DocumentTokens::Append(std::span<const int32_t> tokens) {
@@ -137,15 +169,13 @@ absl::StatusOr<DocumentSet> LoadDocuments(const std::vector<std::string>& paths,
     }
     const absl::StatusOr<Tokens> tokens = EncodeDocument(document, encoding);
     if (!tokens.ok()) return Annotate(tokens.status(), place);
-    if (HasLoss(*tokens)) {
-      set.tokens.Append(*tokens);
-    } else {
-      ++set.skipped.without_loss;
-    }
+    Take(*tokens, set);
     return absl::OkStatus();
   };
   for (const std::string& path : paths) {
-    RETURN_IF_ERROR(ReadDocuments(path, take));
+    RETURN_IF_ERROR(path.ends_with(".bin")
+                        ? LoadTokenShard(path, encoding.vocab_size, set)
+                        : ReadDocuments(path, take));
   }
   return set;
 }

@@ -45,6 +45,8 @@ struct DocumentEncoding {
   absl::StatusOr<ChatTemplate> chat = ChatTemplate(ChatFormat::kPlain);
   // Ends texts, completions and plain conversations.
   std::optional<int32_t> end_token = {};
+  // Ids of token files are below it; 0: any.
+  int64_t vocab_size = 0;
 };
 
 // The tokens of a document, ~id where one does not count. What the assistant
@@ -64,7 +66,9 @@ struct DocumentSet {
   SkippedDocuments skipped;
 };
 
-// All documents of the files, in order; errors say where. See ReadDocuments.
+// All documents of the files, in order; errors say where. A file that ends in
+// ".bin" holds tokens of llm.c: each document from its start token on, all of
+// it counted. Of the others see ReadDocuments.
 absl::StatusOr<DocumentSet> LoadDocuments(const std::vector<std::string>& paths,
                                           const DocumentEncoding& encoding);
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "runtime/data/file_io.h"
+#include "runtime/data/token_shard.h"
 #include "runtime/data/tokenizer.h"
 #include "tests/testing/status_matchers.h"
 
@@ -135,6 +136,29 @@ TEST(DocumentEncoderTest, LoadsFilesAndCountsWhatItSkips) {
   EXPECT_THAT(
       LoadDocuments({path}, foreign),
       StatusIs(absl::StatusCode::kUnimplemented, "set.jsonl:3: strange"));
+}
+
+TEST(DocumentEncoderTest, TokenFilesAreCutWhereDocumentsStart) {
+  const std::string path = ::testing::TempDir() + "/shard.bin";
+  // The end of a document of the file before, two documents, and one that is
+  // its start alone.
+  const std::vector<int64_t> ids = {5, 6, 50256, 7, 8, 50256, 9, 50256};
+  ASSERT_OK(WriteTokenShard(path, TokenShardKind::kGpt2, ids));
+  DocumentEncoding encoding = ByteEncoding();
+  encoding.vocab_size = 50257;
+  const auto set = LoadDocuments({path}, encoding);
+  ASSERT_OK(set);
+  ASSERT_EQ(set->tokens.num_documents(), 3);
+  EXPECT_EQ(set->skipped.without_loss, 1);
+  const auto tokens = set->tokens.tokens();
+  EXPECT_EQ(std::vector<int32_t>(tokens.begin(), tokens.end()),
+            (std::vector<int32_t>{5, 6, 50256, 7, 8, 50256, 9}));
+  EXPECT_EQ(set->tokens.begin(1), 2);
+  EXPECT_EQ(set->tokens.end(1), 5);
+  encoding.vocab_size = 50256;
+  EXPECT_THAT(LoadDocuments({path}, encoding),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "token 2 is 50256, the vocabulary has 50256"));
 }
 
 }  // namespace

@@ -129,12 +129,6 @@ absl::Status ReadDocuments(const std::string& path, const TakeDocument& take) {
   for (const char* suffix : {".jsonl", ".ndjson", ".json"}) {
     if (path.ends_with(suffix)) return ReadJsonLines(path, take);
   }
-  if (path.ends_with(".bin")) {
-    return absl::UnimplementedError(absl::StrCat(
-        path,
-        ": wanted text or lines of JSON (.jsonl), got a file of tokens "
-        "(.bin); give the text that they were made from"));
-  }
   TextDocument document;
   ASSIGN_OR_RETURN(document.text, ReadFile(path));
   if (document.text.starts_with("\xEF\xBB\xBF")) document.text.erase(0, 3);

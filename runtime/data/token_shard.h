@@ -28,6 +28,11 @@ class TokenShard {
 
   int64_t num_tokens() const { return num_tokens_; }
   int bytes_per_token() const { return bytes_per_token_; }
+  // The id that llm.c puts before each document: GPT-2's end of text, Llama 3's
+  // begin of text.
+  int64_t document_start() const {
+    return bytes_per_token_ == 2 ? 50256 : 128000;
+  }
   // Ids [begin, begin + length) as int64; kOutOfRange for others.
   absl::Status Copy(int64_t begin, int64_t length, int64_t* out) const;
   // kInvalidArgument, with its position, for an id that a vocabulary of this
