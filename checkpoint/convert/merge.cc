@@ -37,8 +37,12 @@ absl::Status CheckInput(const std::string& folder) {
     return absl::OkStatus();
   }
   if (!Exists(folder)) {
+    fs::path parent = folder;
+    if (!parent.has_filename()) parent = parent.parent_path();  // Last "/".
+    parent = parent.parent_path();
     return absl::NotFoundError(
-        absl::StrCat("merge: there is no folder ", folder));
+        absl::StrCat("merge: there is no folder ", folder,
+                     NestedCheckpointHint(parent.empty() ? "." : parent)));
   }
   const std::string hint = NestedCheckpointHint(folder);
   return absl::NotFoundError(absl::StrCat(

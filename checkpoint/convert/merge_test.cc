@@ -2,6 +2,7 @@
 #include "checkpoint/convert/merge.h"
 
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,9 @@
 #include "runtime/data/file_io.h"
 #include "runtime/device/allocator.h"
 #include "tests/testing/allocation_peak.h"
+#include "tests/testing/run_ranks.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/tensor_pieces.h"
 
 namespace tessera {
 namespace {
@@ -160,6 +163,10 @@ TEST(MergeTest, AParentFolderIsToldWhatIsMeant) {
   const absl::Status status = MergeFsdpWeights(parent, parent + "/out");
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("did you mean " + folder));
+  for (const char* beside : {"/pytorch_model_fsdp", "/optimizer_0/"}) {
+    EXPECT_THAT(MergeFsdpWeights(parent + beside, parent + "/out"),
+                StatusIs(absl::StatusCode::kNotFound, "mean " + folder));
+  }
   EXPECT_FALSE(fs::exists(parent + "/out"));
 }
 
@@ -222,6 +229,36 @@ TEST(MergeTest, ACheckpointOfOurs) {
   ASSERT_OK(MergeFsdpWeights(native, OutputFor(folder), true, true));
   ExpectModel(OutputFor(folder));
   EXPECT_FALSE(fs::exists(native));
+}
+
+// What five ranks saved, of which one tensor is saved column by column.
+TEST(MergeTest, CheckpointsOfManyRanks) {
+  const std::string run = FreshFolder("merge_ranks");
+  RunRanks(5, [&](const std::shared_ptr<Communicator>& rank) {
+    std::vector<CheckpointTensor> tensors = Pieces(*rank, 0.5f);
+    for (CheckpointTensor& t : tensors) t.name = "model." + t.name;
+    tensors[0].order = {1, 0};
+    tensors.push_back(tensors[1]);
+    tensors.back().name = "optimizer.b.exp_avg";
+    EXPECT_OK(SaveCheckpoint(*rank, Options(run, 1), tensors));
+  });
+  const std::string folder = run + "/step-00000001";
+  const std::string output = FreshFolder("merge_ranks_out");
+  EXPECT_THAT(MergeFsdpWeights(run, output),
+              StatusIs(absl::StatusCode::kNotFound, folder));
+  ASSERT_OK(MergeFsdpWeights(folder, output, true, true));
+  EXPECT_FALSE(fs::exists(folder));
+  const auto weights = OpenWeights(output);
+  ASSERT_OK(weights);
+  EXPECT_EQ(weights->source->weights().size(), 3u);
+  const auto b = weights->source->ReadElements("b", 0, 2, CpuDevice());
+  ASSERT_OK(b);
+  EXPECT_EQ(b->ToDoubles(), (std::vector<double>{0.5, 1.5}));
+  const auto w = weights->source->ReadElements("w", 0, 15, CpuDevice());
+  ASSERT_OK(w);
+  for (int i = 0; i < 15; ++i) {
+    EXPECT_EQ(w->ToDoubles()[i], 0.5 + i % 3 * 5 + i / 3) << i;
+  }
 }
 
 // Sixteen tensors of a megabyte: no more than two of them at once.

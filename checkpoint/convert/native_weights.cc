@@ -1,5 +1,6 @@
 #include "checkpoint/convert/native_weights.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@ namespace tessera {
 namespace {
 
 constexpr char kModel[] = "model.";
+constexpr int64_t kBlockBytes = int64_t{16} << 20;
 
 absl::StatusOr<Tensor> NewHostTensor(int64_t length, DType dtype,
                                      Device device) {
@@ -25,34 +27,35 @@ absl::StatusOr<Tensor> NewHostTensor(int64_t length, DType dtype,
   return out;
 }
 
-// How far apart, in the order of the file, neighbours along each dim are.
-std::vector<int64_t> StridesInFile(const ManifestTensor& tensor) {
-  std::vector<int64_t> strides(tensor.order.size());
-  int64_t stride = 1;
-  for (size_t i = tensor.order.size(); i-- > 0;) {
-    strides[tensor.order[i]] = stride;
-    stride *= tensor.shape.dim(tensor.order[i]);
-  }
-  return strides;
-}
-
-// Elements [begin, begin + length) in row-major order, of all those that lie
-// at `from` in the order of the file.
-void GatherRowMajor(const ManifestTensor& tensor, const char* from,
-                    int64_t begin, int64_t length, char* to) {
-  const std::vector<int64_t> strides = StridesInFile(tensor);
-  const int64_t bytes = ElementBytes(tensor.dtype);
-  for (int64_t i = begin; i < begin + length; ++i) {
-    int64_t rest = i;
-    int64_t at = 0;
-    for (size_t dim = strides.size(); dim-- > 0;) {
-      const int64_t size = tensor.shape.dim(static_cast<int>(dim));
-      at += rest % size * strides[dim];
-      rest /= size;
+// Where the elements of a tensor, in the order in which they are saved, are in
+// row-major order.
+class SavedOrder {
+ public:
+  explicit SavedOrder(const ManifestTensor& tensor)
+      : at_(tensor.order.size(), 0) {
+    const Dims strides = tensor.shape.ContiguousStrides();
+    for (const int dim : tensor.order) {
+      sizes_.push_back(tensor.shape.dim(dim));
+      strides_.push_back(strides[dim]);
     }
-    std::memcpy(to + (i - begin) * bytes, from + at * bytes, bytes);
   }
-}
+
+  int64_t position() const { return position_; }
+  void Next() {
+    for (size_t i = at_.size(); i-- > 0;) {
+      position_ += strides_[i];
+      if (++at_[i] < sizes_[i]) return;
+      position_ -= strides_[i] * sizes_[i];
+      at_[i] = 0;
+    }
+  }
+
+ private:
+  Dims sizes_;
+  Dims strides_;
+  Dims at_;
+  int64_t position_ = 0;
+};
 
 class NativeWeights final : public WeightSource {
  public:
@@ -91,14 +94,34 @@ class NativeWeights final : public WeightSource {
       RETURN_IF_ERROR(saved_.Read({&wanted, 1}));
       return out;
     }
-    ASSIGN_OR_RETURN(
-        const Tensor whole,
-        NewHostTensor(tensor.shape.num_elements(), tensor.dtype, device));
-    const WantedElements wanted = {name, 0, whole};
-    RETURN_IF_ERROR(saved_.Read({&wanted, 1}));
-    GatherRowMajor(tensor, static_cast<const char*>(whole.data()), begin,
-                   length, static_cast<char*>(out.data()));
+    RETURN_IF_ERROR(Gather(name, begin, out));
     return out;
+  }
+
+  // The same of a tensor that is saved in another order, block by block.
+  absl::Status Gather(const std::string& name, int64_t begin,
+                      const Tensor& out) const {
+    const ManifestTensor& tensor = saved_.manifest().tensors.at(name);
+    const int64_t bytes = ElementBytes(tensor.dtype);
+    const int64_t count = tensor.shape.num_elements();
+    const int64_t end = begin + out.num_elements();
+    const int64_t step = std::min(kBlockBytes / bytes, count);
+    ASSIGN_OR_RETURN(const Tensor block,
+                     NewHostTensor(step, tensor.dtype, out.device()));
+    const char* from = static_cast<const char*>(block.data());
+    char* to = static_cast<char*>(out.data());
+    SavedOrder order(tensor);
+    for (int64_t at = 0; at < count; at += step) {
+      const int64_t n = std::min(step, count - at);
+      const WantedElements wanted = {name, at, block.Narrow(0, 0, n)};
+      RETURN_IF_ERROR(saved_.Read({&wanted, 1}));
+      for (int64_t i = 0; i < n; ++i, order.Next()) {
+        const int64_t position = order.position();
+        if (position < begin || position >= end) continue;
+        std::memcpy(to + (position - begin) * bytes, from + i * bytes, bytes);
+      }
+    }
+    return absl::OkStatus();
   }
 
   SavedTensors saved_;

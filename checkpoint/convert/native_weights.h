@@ -11,8 +11,8 @@ namespace tessera {
 
 // Tensors "model.NAME" of the checkpoint in `folder` under their plain names;
 // what an optimizer keeps is left out. A checkpoint without such names: all
-// tensors. Nothing is kept in memory; a tensor whose elements are saved in
-// another order than row-major takes its own size while a slice is read.
+// tensors. Nothing is kept in memory; of a tensor whose elements are saved in
+// another order than row-major, all is read for a slice, 16 MB at a time.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenNativeWeights(
     const std::string& folder);
 
