@@ -3,6 +3,8 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -213,12 +215,50 @@ class LlmcInput {
     return *dtype;
   }
 
+  // Nothing of the model is lost: it has the file's tensors, besides a head
+  // that is the embedding's and masks of old folders.
+  absl::Status CheckNothingIsLeftOut(
+      const std::vector<LlmcTensor>& tensors) const {
+    std::set<std::string> known;
+    for (const LlmcTensor& tensor : tensors) {
+      known.insert(tensor.name);
+      known.insert(ShortName(tensor.name));
+    }
+    for (const auto& [name, weight] : source_.weights()) {
+      const bool mask =
+          name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+      if (mask || known.contains(name)) continue;
+      if (name == "lm_head.weight") {
+        RETURN_IF_ERROR(CheckTied(weight));
+        continue;
+      }
+      return absl::InvalidArgumentError(absl::StrCat(
+          "llm.c: its files have no place for tensor \"", name, "\""));
+    }
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<Tensor> Read(const WeightInfo& weight) const {
     return source_.ReadElements(weight.name, 0, weight.shape.num_elements(),
                                 CpuDevice());
   }
 
  private:
+  absl::Status CheckTied(const WeightInfo& head) const {
+    ASSIGN_OR_RETURN(const WeightInfo* const wte,
+                     Find("transformer.wte.weight"));
+    if (head.shape == wte->shape && head.dtype == wte->dtype) {
+      ASSIGN_OR_RETURN(const Tensor a, Read(head));
+      ASSIGN_OR_RETURN(const Tensor b, Read(*wte));
+      if (std::memcmp(a.data(), b.data(), a.num_bytes()) == 0) {
+        return absl::OkStatus();
+      }
+    }
+    return absl::InvalidArgumentError(
+        "llm.c: its files have no place for an \"lm_head.weight\" that is not "
+        "the embedding's");
+  }
+
   static std::string ShortName(const std::string& name) {
     return name.substr(sizeof("transformer.") - 1);
   }
@@ -263,6 +303,7 @@ absl::Status WriteLlmcModel(const WeightSource& source, int num_heads,
   ASSIGN_OR_RETURN(const LlmcConfig config, input.Config(num_heads));
   const std::vector<LlmcTensor> tensors = LlmcTensors(config);
   ASSIGN_OR_RETURN(const DType dtype, input.Check(tensors));
+  RETURN_IF_ERROR(input.CheckNothingIsLeftOut(tensors));
   ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path));
   Header header = {kMagic,
                    dtype == DType::kFloat32 ? 3 : 5,

@@ -82,6 +82,47 @@ TEST(LlmcModelTest, WritesWhatItRead) {
   EXPECT_FALSE(WriteLlmcModel(*model->source, 3, copy).ok());
 }
 
+// A model with one more tensor, whose values are those of `like`.
+class WithOneMore : public WeightSource {
+ public:
+  WithOneMore(const WeightSource& base, const std::string& name,
+              const std::string& like)
+      : base_(base), like_(like) {
+    weights_ = base.weights();
+    weights_[name] = weights_.at(like);
+    weights_[name].name = name;
+  }
+
+ protected:
+  absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
+                                   int64_t length,
+                                   Device device) const override {
+    const bool known = base_.weights().contains(weight.name);
+    return base_.ReadElements(known ? weight.name : like_, begin, length,
+                              device);
+  }
+
+ private:
+  const WeightSource& base_;
+  const std::string like_;
+};
+
+TEST(LlmcModelTest, RefusesToLoseATensor) {
+  const auto model = OpenLlmcModel(Path(SmallFile()));
+  ASSERT_OK(model);
+  const std::string copy = testing::TempDir() + "/llmc_more.bin";
+  const std::string wte = "transformer.wte.weight";
+  const auto write = [&](const std::string& name, const std::string& like) {
+    return WriteLlmcModel(WithOneMore(*model->source, name, like), 1, copy);
+  };
+  EXPECT_OK(write("lm_head.weight", wte));
+  EXPECT_OK(write("transformer.h.0.attn.bias", wte));
+  EXPECT_THAT(write("lm_head.weight", "transformer.wpe.weight"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "lm_head.weight"));
+  EXPECT_THAT(write("score.weight", wte),
+              StatusIs(absl::StatusCode::kInvalidArgument, "score.weight"));
+}
+
 TEST(LlmcModelTest, RefusesWhatIsMalformed) {
   const std::string good = SmallFile();
   const auto with = [&](int at, int32_t value) {

@@ -1,4 +1,5 @@
-// Trains a tokenizer on a text: train_tokenizer TEXT VOCAB_SIZE > TOKENIZER_JSON
+// Trains a tokenizer on a text: train_tokenizer TEXT VOCAB_SIZE >
+// TOKENIZER_JSON
 #include <cstdio>
 #include <cstdlib>
 #include <string>
