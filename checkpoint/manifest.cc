@@ -3,6 +3,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/byte_reader.h"
@@ -36,12 +37,26 @@ Json ToJson(const ManifestTensor& tensor) {
   return json;
 }
 
+// The conversions of the library round 1.5, and wrap what T does not hold.
+template <typename T>
+T Integer(const Json& json) {
+  const bool fits =
+      json.is_number_unsigned()
+          ? std::in_range<T>(json.get<uint64_t>())
+          : json.is_number_integer() && std::in_range<T>(json.get<int64_t>());
+  if (!fits) {
+    throw Error(absl::DataLossError(absl::StrCat(
+        "wanted an integer of ", 8 * sizeof(T), " bits, got ", json.dump())));
+  }
+  return json.get<T>();
+}
+
 // Its sizes multiply to what 63 bits hold.
 Shape ShapeFromJson(const std::string& name, const Json& json) {
   Shape shape;
   int64_t num_elements = 1;
   for (const Json& size : json) {
-    shape.Append(size.get<int64_t>());
+    shape.Append(Integer<int64_t>(size));
     if (shape.dim(-1) < 0 ||
         !MultiplySizes(num_elements, shape.dim(-1), num_elements)) {
       throw Error(Damaged(name, "has no shape"));
@@ -55,11 +70,14 @@ ManifestTensor TensorFromJson(const std::string& name, const Json& json) {
   tensor.dtype = OrThrow(ParseDType(json.at("dtype").get<std::string>()));
   tensor.shape = ShapeFromJson(name, json.at("shape"));
   if (json.contains("order")) {
-    tensor.order = json.at("order").get<std::vector<int>>();
+    for (const Json& dim : json.at("order")) {
+      tensor.order.push_back(Integer<int>(dim));
+    }
   }
   for (const Json& piece : json.at("pieces")) {
-    tensor.pieces.push_back({piece.at(0).get<int>(), piece.at(1).get<int64_t>(),
-                             piece.at(2).get<int64_t>()});
+    tensor.pieces.push_back({Integer<int>(piece.at(0)),
+                             Integer<int64_t>(piece.at(1)),
+                             Integer<int64_t>(piece.at(2))});
   }
   return tensor;
 }
@@ -75,7 +93,7 @@ ManifestFile FileFromJson(const Json& json) {
         absl::StrCat("the checksum of file ", name, " is \"", text,
                      "\", wanted a number in base 16")));
   }
-  return {name, json.at("bytes").get<int64_t>(), checksum};
+  return {name, Integer<int64_t>(json.at("bytes")), checksum};
 }
 
 RunState StateFromJson(const Json& json) {
@@ -85,9 +103,9 @@ RunState StateFromJson(const Json& json) {
                                                  random.at("generator").dump(),
                                                  ", wanted ", kGenerator)));
   }
-  return {json.at("step").get<int64_t>(),
-          json.at("data_position").get<int64_t>(),
-          random.at("seed").get<uint64_t>(),
+  return {Integer<int64_t>(json.at("step")),
+          Integer<int64_t>(json.at("data_position")),
+          Integer<uint64_t>(random.at("seed")),
           json.at("values").get<std::map<std::string, std::string>>()};
 }
 

@@ -63,6 +63,9 @@ TEST(ManifestTest, AnythingElseIsRefused) {
            {"\"Philox4x32-10\"", "\"MT19937\""},
            {"\"world_size\": 2", "\"world_size\": 3"},
            {"\"shape\": [\n    3,", "\"shape\": [\n    -3,"},
+           {"\"shape\": [\n    3,", "\"shape\": [\n    3.5,"},
+           {"\"shape\": [\n    3,", "\"shape\": [\n    -9e19,"},
+           {"\"shape\": [\n    3,", "\"shape\": [\n    18446744073709551615,"},
            {"\"shape\": [\n    3,",
             "\"shape\": [\n    4611686018427387904,"}}) {
     EXPECT_THAT(ParseManifest(Replaced(text, from, to)), StatusIs(kLost, ""))
