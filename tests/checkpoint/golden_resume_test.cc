@@ -196,7 +196,9 @@ class Rank {
         states[s.state][s.parameter] = std::get<Tensor>(s.value);
       }
     }
-    for (const auto& [state, tensors] : states) {
+    for (const auto& entry : states) {
+      const std::string& state = entry.first;
+      const std::map<std::string, Tensor>& tensors = entry.second;
       sharded_->ForEachFullTensor(
           [&](const ShardedParameter& p) { return tensors.at(p.name); },
           [&](const std::string& name, const Tensor& whole) {
