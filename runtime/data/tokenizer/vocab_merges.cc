@@ -79,8 +79,9 @@ class Converter {
                  {"post_processor", nullptr},
                  {"decoder", ByteLevel(true, true)}};
     if (is_qwen2) SetQwen2(json);
-    for (const auto& [id, token] : added_)
+    for (const auto& [id, token] : added_) {
       json["added_tokens"].push_back(token);
+    }
     if (Flag("add_bos_token")) json["post_processor"] = BosTemplate();
     // Large, and JSON already: not as trees.
     std::string text = json.dump();
