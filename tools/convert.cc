@@ -1,5 +1,5 @@
 // Weights from any format to any other.
-#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -21,7 +21,9 @@
 #include "kernels/status.h"
 #include "nlohmann/json.hpp"
 #include "runtime/data/file_io.h"
+#include "tools/byte_progress.h"
 #include "tools/cache_folder.h"
+#include "tools/program.h"
 
 ABSL_FLAG(std::string, from, "",
           "file or folder to read: Hugging Face, .safetensors, .bin, a torch "
@@ -44,35 +46,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Prints nothing before a second has passed, and then once a second.
-class WeightProgress {
- public:
-  void operator()(int64_t done, int64_t total) {
-    const Clock::time_point now = Clock::now();
-    const bool last = done == total && printed_;
-    if (!last && now - printed_at_ < std::chrono::seconds(1)) return;
-    printed_at_ = now;
-    printed_ = true;
-    const double seconds = std::chrono::duration<double>(now - start_).count();
-    const double megabytes = static_cast<double>(done) / 1e6;
-    std::fprintf(stderr, "%.0f of %.0f MB  %.0f MB/s\n", megabytes,
-                 static_cast<double>(total) / 1e6, megabytes / seconds);
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point start_ = Clock::now();
-  Clock::time_point printed_at_ = start_;
-  bool printed_ = false;
-};
-
-absl::StatusOr<std::optional<DType>> ParseDType(const std::string& name) {
-  const std::pair<const char*, DType> known[] = {{"float32", DType::kFloat32},
-                                                 {"bfloat16", DType::kBFloat16},
-                                                 {"float16", DType::kFloat16}};
+// Nothing: tensors keep their types.
+absl::StatusOr<std::optional<DType>> WantedDType() {
+  const std::string name = absl::GetFlag(FLAGS_dtype);
   if (name.empty()) return std::optional<DType>();
-  for (const auto& [text, dtype] : known) {
-    if (name == text) return dtype;
+  const absl::StatusOr<DType> dtype = ParseDType(name);
+  if (dtype.ok() && IsFloating(*dtype) && *dtype != DType::kFloat64) {
+    return *dtype;
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "--dtype: wanted float32, bfloat16 or float16, got \"", name, "\""));
@@ -123,7 +103,7 @@ absl::StatusOr<CopyOptions> OptionsFor(const OpenedWeights& weights,
                                        const std::string& from,
                                        WeightFormat format) {
   CopyOptions options;
-  ASSIGN_OR_RETURN(options.dtype, ParseDType(absl::GetFlag(FLAGS_dtype)));
+  ASSIGN_OR_RETURN(options.dtype, WantedDType());
   ASSIGN_OR_RETURN(options.max_shard_bytes,
                    ParseShardSize(absl::GetFlag(FLAGS_max_shard_size)));
   ASSIGN_OR_RETURN(options.texts, TextsOf(from));
@@ -139,7 +119,10 @@ absl::StatusOr<CopyOptions> OptionsFor(const OpenedWeights& weights,
     ASSIGN_OR_RETURN(const LlmcModel model, OpenLlmcModel(from));
     options.texts["config.json"] = LlmcConfigJson(model.config);
   }
-  options.progress = WeightProgress();
+  options.progress = [progress = ByteProgress("wrote")](int64_t done,
+                                                        int64_t total) mutable {
+    progress.Show(done, total);
+  };
   return options;
 }
 
@@ -176,11 +159,6 @@ absl::Status Convert(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  absl::Status status;
-  const absl::Status thrown =
-      tessera::Try([&] { status = tessera::Convert(argc, argv); });
-  if (status.ok()) status = thrown;
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "convert: %s\n", status.ToString().c_str());
-  return 1;
+  return tessera::ExitCodeOf("convert",
+                             [&] { return tessera::Convert(argc, argv); });
 }

@@ -24,6 +24,7 @@
 #include "tools/cache_folder.h"
 #include "tools/flag_file.h"
 #include "tools/model_tokenizer.h"
+#include "tools/program.h"
 #include "tools/text_generator.h"
 #include "tools/wait_policy.h"
 
@@ -248,11 +249,6 @@ int main(int argc, char** argv) {
   tessera::SleepWhileWaiting(argv);
   // Standard output is for the text.
   spdlog::set_default_logger(spdlog::stderr_color_mt("generate"));
-  absl::Status status;
-  const absl::Status thrown =
-      tessera::Try([&] { status = tessera::Generate(argc, argv); });
-  if (status.ok()) status = thrown;
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "generate: %s\n", status.ToString().c_str());
-  return 1;
+  return tessera::ExitCodeOf("generate",
+                             [&] { return tessera::Generate(argc, argv); });
 }

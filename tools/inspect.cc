@@ -13,6 +13,7 @@
 #include "kernels/status.h"
 #include "tools/byte_progress.h"
 #include "tools/cache_folder.h"
+#include "tools/program.h"
 
 ABSL_FLAG(bool, verify, false,
           "read all data: compare the checksums that there are, count numbers "
@@ -56,11 +57,6 @@ absl::Status InspectPath(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  absl::Status status;
-  const absl::Status thrown =
-      tessera::Try([&] { status = tessera::InspectPath(argc, argv); });
-  if (status.ok()) status = thrown;
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "inspect: %s\n", status.ToString().c_str());
-  return 1;
+  return tessera::ExitCodeOf("inspect",
+                             [&] { return tessera::InspectPath(argc, argv); });
 }

@@ -11,6 +11,7 @@
 #include "checkpoint/huggingface/shard_plan.h"
 #include "kernels/status.h"
 #include "tools/cache_folder.h"
+#include "tools/program.h"
 
 ABSL_FLAG(bool, unsafe_serialization, false,
           "write pytorch_model.bin instead of model.safetensors; needed for "
@@ -47,11 +48,6 @@ absl::Status MergeWeights(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  absl::Status status;
-  const absl::Status thrown =
-      tessera::Try([&] { status = tessera::MergeWeights(argc, argv); });
-  if (status.ok()) status = thrown;
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "merge_weights: %s\n", status.ToString().c_str());
-  return 1;
+  return tessera::ExitCodeOf("merge_weights",
+                             [&] { return tessera::MergeWeights(argc, argv); });
 }

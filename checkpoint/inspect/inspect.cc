@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint_folder.h"
@@ -20,6 +21,7 @@
 #include "checkpoint/saved_tensors.h"
 #include "checkpoint/torch/distributed_checkpoint.h"
 #include "checkpoint/torch/torch_file.h"
+#include "checkpoint/torch/torch_weights.h"
 #include "kernels/status.h"
 
 namespace tessera {
@@ -47,41 +49,21 @@ absl::Status OfSafetensors(const std::string& path,
   return absl::OkStatus();
 }
 
-// The tensors of any nesting as a source, for VerifyTensors.
-class TorchEntries final : public WeightSource {
- public:
-  explicit TorchEntries(const TorchFile& file) : file_(file) {
-    for (const TorchEntry& entry : file.entries()) {
-      const TorchType& type = *entry.tensor.type;
-      weights_[entry.name] = {entry.name, std::string(type.name), type.dtype,
-                              entry.tensor.shape, file.where()};
-    }
-  }
-
- private:
-  absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
-                                   int64_t length,
-                                   Device device) const override {
-    return file_.ReadElements(weight.name, begin, length, device);
-  }
-
-  const TorchFile& file_;
-};
-
 absl::Status OfTorch(const std::string& path, const InspectOptions& options,
                      Inspection& into) {
   into.kind = "torch.save file";
-  ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(path));
-  into.facts.emplace_back("structure", file.CheckStateDict().ok()
+  ASSIGN_OR_RETURN(TorchFile opened, TorchFile::Open(path));
+  const auto file = std::make_shared<const TorchFile>(std::move(opened));
+  into.facts.emplace_back("structure", file->CheckStateDict().ok()
                                            ? "a state dictionary"
                                            : "nested values");
   ListFile("", path, options, into);
-  const TorchEntries entries(file);
-  ListTensors(entries, into);
+  const std::unique_ptr<WeightSource> entries = TorchEntriesOf(file);
+  ListTensors(*entries, into);
   if (!options.verify) return absl::OkStatus();
-  const absl::Status checksums = file.Verify();
+  const absl::Status checksums = file->Verify();
   if (!checksums.ok()) into.damage.push_back(checksums.ToString());
-  VerifyTensors(entries, options, into);
+  VerifyTensors(*entries, options, into);
   return absl::OkStatus();
 }
 

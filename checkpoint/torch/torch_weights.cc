@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "checkpoint/torch/torch_file.h"
 #include "kernels/status.h"
 
 namespace tessera {
@@ -10,11 +9,12 @@ namespace {
 
 class TorchWeights final : public WeightSource {
  public:
-  explicit TorchWeights(TorchFile file) : file_(std::move(file)) {
-    for (const TorchEntry& entry : file_.entries()) {
+  explicit TorchWeights(std::shared_ptr<const TorchFile> file)
+      : file_(std::move(file)) {
+    for (const TorchEntry& entry : file_->entries()) {
       const TorchType& type = *entry.tensor.type;
       weights_[entry.name] = {entry.name, std::string(type.name), type.dtype,
-                              entry.tensor.shape, file_.where()};
+                              entry.tensor.shape, file_->where()};
     }
   }
 
@@ -22,10 +22,10 @@ class TorchWeights final : public WeightSource {
   absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
                                    int64_t length,
                                    Device device) const override {
-    return file_.ReadElements(weight.name, begin, length, device);
+    return file_->ReadElements(weight.name, begin, length, device);
   }
 
-  TorchFile file_;
+  const std::shared_ptr<const TorchFile> file_;
 };
 
 }  // namespace
@@ -34,6 +34,11 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenTorchWeights(
     const std::string& path) {
   ASSIGN_OR_RETURN(TorchFile file, TorchFile::Open(path));
   RETURN_IF_ERROR(file.CheckStateDict());
+  return TorchEntriesOf(std::make_shared<const TorchFile>(std::move(file)));
+}
+
+std::unique_ptr<WeightSource> TorchEntriesOf(
+    std::shared_ptr<const TorchFile> file) {
   return std::make_unique<TorchWeights>(std::move(file));
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/torch/torch_file.h"
 #include "checkpoint/weight_source.h"
 
 namespace tessera {
@@ -14,5 +15,9 @@ namespace tessera {
 // strides resolved.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenTorchWeights(
     const std::string& path);
+
+// The tensors of a file, however they are nested, by their whole names.
+std::unique_ptr<WeightSource> TorchEntriesOf(
+    std::shared_ptr<const TorchFile> file);
 
 }  // namespace tessera

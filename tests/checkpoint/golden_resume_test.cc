@@ -4,7 +4,6 @@
 // folder below a folder "checkpoints" of $TESSERA_GOLDEN.
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -29,7 +28,6 @@
 namespace tessera {
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::json;
 using World = std::shared_ptr<Communicator>;
 using Values = std::map<std::string, std::vector<double>>;
@@ -37,17 +35,6 @@ using Values = std::map<std::string, std::vector<double>>;
 constexpr int kNumSteps = 10;
 constexpr int64_t kRows = 6;  // Of a batch: for 1, 2 and 3 ranks.
 constexpr int64_t kLength = 8;
-
-std::vector<std::string> Folders() {
-  std::vector<std::string> folders;
-  for (const std::string& path :
-       GoldenPaths("checkpoints", [](const std::string& path) {
-         return fs::path(path).filename() == "expected.safetensors";
-       })) {
-    folders.push_back(fs::path(path).parent_path());
-  }
-  return folders;
-}
 
 Json ReadExpectedJson(const std::string& folder) {
   std::ifstream text(folder + "/expected.json");
@@ -325,7 +312,8 @@ TEST_P(GoldenResumeTest, TenMoreStepsAreThoseOfOneProcess) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, GoldenResumeTest,
-    ::testing::Combine(::testing::ValuesIn(Folders()), ::testing::Values(1, 2)),
+    ::testing::Combine(::testing::ValuesIn(GoldenCheckpoints()),
+                       ::testing::Values(1, 2)),
     [](const auto& info) {
       return absl::StrCat(GoldenTestName(std::get<0>(info.param), info.index),
                           "_v", std::get<1>(info.param));

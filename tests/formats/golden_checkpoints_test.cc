@@ -1,7 +1,6 @@
 // Checkpoints that torch and accelerate wrote on several ranks read, whole and
 // in the slices of any number of ranks, to the values that were saved. Walks
 // every folder below a folder "checkpoints" of $TESSERA_GOLDEN.
-#include <filesystem>
 #include <fstream>
 #include <set>
 
@@ -13,19 +12,6 @@
 
 namespace tessera {
 namespace {
-
-namespace fs = std::filesystem;
-
-std::vector<std::string> Folders() {
-  std::vector<std::string> folders;
-  for (const std::string& path :
-       GoldenPaths("checkpoints", [](const std::string& path) {
-         return fs::path(path).filename() == "expected.safetensors";
-       })) {
-    folders.push_back(fs::path(path).parent_path());
-  }
-  return folders;
-}
 
 class GoldenCheckpointsTest : public ::testing::TestWithParam<std::string> {
  protected:
@@ -149,7 +135,8 @@ TEST_P(GoldenCheckpointsTest, ItsMetadataTakeFewTimesTheirSize) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GoldenCheckpointsTest,
-                         ::testing::ValuesIn(Folders()), [](const auto& info) {
+                         ::testing::ValuesIn(GoldenCheckpoints()),
+                         [](const auto& info) {
                            return GoldenTestName(info.param, info.index);
                          });
 

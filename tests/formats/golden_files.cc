@@ -32,6 +32,17 @@ std::vector<std::string> GoldenPaths(
   return paths;
 }
 
+std::vector<std::string> GoldenCheckpoints() {
+  std::vector<std::string> folders;
+  for (const std::string& path :
+       GoldenPaths("checkpoints", [](const std::string& path) {
+         return fs::path(path).filename() == "expected.safetensors";
+       })) {
+    folders.push_back(fs::path(path).parent_path());
+  }
+  return folders;
+}
+
 std::string GoldenTestName(const std::string& path, size_t index) {
   std::string name = fs::path(path).filename();
   std::replace_if(

@@ -17,6 +17,9 @@ std::vector<std::string> GoldenPaths(
     const std::string& kind,
     const std::function<bool(const std::string&)>& wanted);
 
+// The golden checkpoints: folders with an "expected.safetensors", sorted.
+std::vector<std::string> GoldenCheckpoints();
+
 // "torch/nested.pt" -> "nested_pt_0": what a test may be called.
 std::string GoldenTestName(const std::string& path, size_t index);
 

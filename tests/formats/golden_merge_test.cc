@@ -17,17 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<std::string> Folders() {
-  std::vector<std::string> folders;
-  for (const std::string& path :
-       GoldenPaths("checkpoints", [](const std::string& path) {
-         return fs::path(path).filename() == "expected.safetensors";
-       })) {
-    folders.push_back(fs::path(path).parent_path());
-  }
-  return folders;
-}
-
 // A folder of this name that is not there.
 std::string Fresh(const std::string& name) {
   const std::string folder = ::testing::TempDir() + "/" + name;
@@ -112,7 +101,8 @@ TEST_P(GoldenMergeTest, AParentFolderIsToldWhatIsMeant) {
                                GetParam() + "/optimizer_0"));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenMergeTest, ::testing::ValuesIn(Folders()),
+INSTANTIATE_TEST_SUITE_P(All, GoldenMergeTest,
+                         ::testing::ValuesIn(GoldenCheckpoints()),
                          [](const auto& info) {
                            return GoldenTestName(info.param, info.index);
                          });

@@ -1,0 +1,14 @@
+// How a program ends.
+#pragma once
+
+#include <functional>
+
+#include "absl/status/status.h"
+
+namespace tessera {
+
+// Calls `body`. 0 if it succeeded; else prints "NAME: what was wrong", thrown
+// or returned, on standard error, and is 1. For main() to return.
+int ExitCodeOf(const char* name, const std::function<absl::Status()>& body);
+
+}  // namespace tessera
