@@ -242,16 +242,12 @@ TEST(ReshardTest, AnyNumberOfRanksHasTheSavedValues) {
 
 // On as many ranks as before, the run that went another way is the same run.
 // CKC-04: so it is with other units.
-// What a way saves is loaded by itself and the first, and the first's by all.
 TEST(ReshardTest, AnyVersionAndStrategyGoesOnWithTheSameBits) {
   const std::string folder = FreshFolder("ways");
   const std::vector<Way> ways = WaysOfFour();
   for (const Way& saver : ways) {
     const Trained trained = TrainAndSave(saver, folder);
     for (const Way& loader : ways) {
-      if (&saver != &loader && &saver != &ways[0] && &loader != &ways[0]) {
-        continue;
-      }
       SCOPED_TRACE(saver.name + " to " + loader.name);
       const Trained loaded = LoadAndTrain(loader, folder);
       ExpectSameBits(loaded.saved, trained.saved);
