@@ -246,7 +246,7 @@ absl::Status Generate(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  tessera::SleepWhileWaiting(argv);
+  tessera::SpinBrieflyWhileWaiting(argv);
   // Standard output is for the text.
   spdlog::set_default_logger(spdlog::stderr_color_mt("generate"));
   return tessera::ExitCodeOf("generate",

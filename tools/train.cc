@@ -114,6 +114,11 @@ absl::StatusOr<int> StartRanks(const TrainOptions& options, int argc,
   LaunchOptions launch;
   launch.num_ranks = static_cast<int>(options.ranks);
   launch.command = ThisCommand(argc, argv);
+  const auto num_cores =
+      static_cast<int64_t>(std::thread::hardware_concurrency());
+  if (options.threads > 1 && options.ranks * options.threads > num_cores) {
+    LetStartedProgramsSleepWhileWaiting();
+  }
   ASSIGN_OR_RETURN(const LaunchResult result, Launch(launch));
   if (!result.error.empty()) {
     std::fprintf(stderr, "train: %s\n", result.error.c_str());
@@ -214,7 +219,7 @@ absl::StatusOr<int> Main(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  tessera::SleepWhileWaiting(argv);
+  tessera::SpinBrieflyWhileWaiting(argv);
   absl::StatusOr<int> code = 0;
   const absl::Status thrown =
       tessera::Try([&] { code = tessera::Main(argc, argv); });

@@ -71,7 +71,7 @@ absl::Status Main(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  tessera::SleepWhileWaiting(argv);
+  tessera::SpinBrieflyWhileWaiting(argv);
   const absl::Status status = tessera::Main(argc, argv);
   if (status.ok()) return 0;
   std::fprintf(stderr, "generate: %s\n", status.ToString().c_str());
