@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 
@@ -15,6 +16,14 @@ absl::Status StatusOf(std::exception_ptr exception) {
     return error.status();
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of host memory (std::bad_alloc)");
+  } catch (const std::system_error& error) {
+    // A thread that finds no room for its stack, or a limit of threads.
+    if (error.code() != std::errc::resource_unavailable_try_again &&
+        error.code() != std::errc::not_enough_memory) {
+      return absl::InternalError(error.what());
+    }
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the system gives no more threads or memory (", error.what(), ")"));
   } catch (const std::exception& error) {
     return absl::InternalError(error.what());
   } catch (...) {

@@ -1,13 +1,13 @@
 #include "checkpoint/huggingface/load_target.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "fsdp/sharded_group.h"
 #include "kernels/status.h"
+#include "kernels/stream_copy.h"
 #include "runtime/device/stream.h"
 #include "runtime/ops/elementwise.h"
 
@@ -27,7 +27,7 @@ void Assign(const Tensor& source, const Tensor& target) {
   }
   // Queued work comes first.
   ComputeStream(target.device()).Synchronize();
-  std::memcpy(target.data(), source.data(), target.num_bytes());
+  StreamCopy(target.data(), source.data(), target.num_bytes());
   target.storage()->BumpVersion();
 }
 

@@ -14,7 +14,7 @@ std::vector<FuzzReader> FuzzReaders() {
   std::vector<FuzzReader> all;
   for (const auto& part :
        {SafetensorsReaders(), TorchReaders(), ConfigReaders(),
-        TokenizerReaders(), TokenReaders()}) {
+        TokenizerReaders(), TokenReaders(), LlmcReaders()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

@@ -28,6 +28,7 @@ std::vector<FuzzReader> TorchReaders();
 std::vector<FuzzReader> ConfigReaders();
 std::vector<FuzzReader> TokenizerReaders();
 std::vector<FuzzReader> TokenReaders();
+std::vector<FuzzReader> LlmcReaders();
 // All of them.
 std::vector<FuzzReader> FuzzReaders();
 
