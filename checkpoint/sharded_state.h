@@ -1,8 +1,6 @@
-// A sharded module as named tensors: what a checkpoint saves of it, and its
-// export to one file for everybody.
+// A sharded module as named tensors: what a checkpoint saves of it.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,23 +40,5 @@ absl::Status ReadShardedTensors(const CheckpointReader& reader,
 absl::Status ReadShardedTensors(const CheckpointReader& reader,
                                 FullyShardedModule& module,
                                 const ReadOptions& options = {});
-
-struct ExportOptions {
-  std::optional<DType> dtype = {};  // Of floating tensors; unset: the masters'.
-};
-
-// Writes all parameters and persistent buffers, under the names of the plain
-// module, to one safetensors file: rank 0 writes, the others take part in the
-// gathers. Extra memory is one parameter. Called by all ranks; an error of
-// rank 0 is returned on all, and what was at `path` stays.
-absl::Status ExportModel(FullyShardedModule& module, const std::string& path,
-                         const ExportOptions& options = {});
-
-// Sets every parameter and persistent buffer from a safetensors file with the
-// names of the plain module; any name of a tied one will do. Called by all
-// ranks, each of which reads the file.
-// Errors, the same on all ranks, before anything is changed: a tensor that is
-// missing, is too much, or has another shape.
-absl::Status ImportModel(FullyShardedModule& module, const std::string& path);
 
 }  // namespace tessera

@@ -1,5 +1,4 @@
-// A sharded module and its optimizer go to disk and come back, and the whole
-// model is one file that does not depend on how it was sharded.
+// A sharded module and its optimizer go to disk and come back.
 #include "checkpoint/sharded_state.h"
 
 #include <cmath>
@@ -11,8 +10,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/safetensors/safetensors_file.h"
-#include "checkpoint/safetensors/safetensors_writer.h"
 #include "runtime/data/file_io.h"
 #include "runtime/nn/gpt2.h"
 #include "runtime/optim/adamw.h"
@@ -217,130 +214,6 @@ TEST(ShardedStateTest, ElementTypesAreKept) {
                                         " [5, 3], wanted float32 [5, 3]")));
       EXPECT_EQ(other.Whole(), before);
     }
-  });
-}
-
-TEST(ShardedStateTest, AnExportIsTheSameHoweverTheModelIsSharded) {
-  const std::string folder = FreshFolder("export");
-  GPT2LMHeadModel plain(Tiny());
-  InitializeParameters(plain, 7);
-  for (const int version : {1, 2}) {
-    for (const int world_size : {1, 2, 3, 8}) {
-      const std::string path = folder + "/model.safetensors";
-      RunRanks(world_size, [&](const std::shared_ptr<Communicator>& world) {
-        TinyRun run(world, version, 7);
-        ASSERT_OK(ExportModel(*run.sharded, path));
-        TinyRun other(world, 3 - version, 8);
-        ASSERT_OK(ImportModel(*other.sharded, path));
-        ASSERT_OK(ExportModel(*other.sharded, path + ".2"));
-      });
-      EXPECT_EQ(*ReadFile(path), *ReadFile(path + ".2"));
-      const auto file = SafetensorsFile::Open(path);
-      ASSERT_OK(file);
-      EXPECT_EQ(file->names().size(), plain.NamedParameters().size());
-      for (const NamedVariable& p : plain.NamedParameters()) {
-        const auto value = file->Read(p.name);
-        ASSERT_OK(value);
-        EXPECT_EQ(value->shape(), p.variable.shape());
-        EXPECT_EQ(value->ToDoubles(), p.variable.data().ToDoubles());
-      }
-    }
-  }
-}
-
-// MIX-08.
-TEST(ShardedStateTest, TheTypeOfAnExportIsAChoice) {
-  const std::string path = FreshFolder("type") + "/bf16.safetensors";
-  GPT2LMHeadModel plain(Tiny());
-  InitializeParameters(plain, 7);
-  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
-    TinyRun run(world, 2, 7);
-    ASSERT_OK(ExportModel(*run.sharded, path, {.dtype = DType::kBFloat16}));
-  });
-  const auto file = SafetensorsFile::Open(path);
-  ASSERT_OK(file);
-  for (const NamedVariable& p : plain.NamedParameters()) {
-    const Tensor value = *file->Read(p.name);
-    EXPECT_EQ(value.dtype(), DType::kBFloat16);
-    const std::vector<double> got = value.ToDoubles();
-    const std::vector<double> masters = p.variable.data().ToDoubles();
-    for (size_t i = 0; i < got.size(); ++i) {
-      EXPECT_EQ(got[i],
-                static_cast<float>(bfloat16(static_cast<float>(masters[i]))));
-    }
-  }
-}
-
-// TIE-07: a file with either name of a tied table, with both, or with neither.
-TEST(ShardedStateTest, EitherNameOfATiedTableIsEnough) {
-  const std::string folder = FreshFolder("tied");
-  const std::string main = "transformer.wte.weight";
-  const std::string alias = "lm_head.weight";
-  GPT2LMHeadModel plain(Tiny());
-  InitializeParameters(plain, 7);
-  const auto write = [&](const std::string& path,
-                         const std::vector<std::string>& names) {
-    std::vector<std::pair<std::string, Tensor>> tensors;
-    for (const NamedVariable& p : plain.NamedParameters()) {
-      if (p.name != main) tensors.emplace_back(p.name, p.variable.data());
-    }
-    const Tensor table = plain.NamedParameters()[0].variable.data();
-    ASSERT_EQ(plain.NamedParameters()[0].name, main);
-    for (const std::string& name : names) tensors.emplace_back(name, table);
-    std::vector<TensorSpec> specs;
-    for (const auto& [name, tensor] : tensors) {
-      specs.push_back({name, tensor.dtype(), tensor.shape()});
-    }
-    auto writer = SafetensorsWriter::Create(path, specs);
-    ASSERT_OK(writer);
-    for (const auto& [name, tensor] : tensors) {
-      ASSERT_OK(writer->Write(name, tensor));
-    }
-    ASSERT_OK(writer->Finish());
-  };
-  for (const auto& names : std::vector<std::vector<std::string>>{
-           {main}, {alias}, {main, alias}, {}}) {
-    const std::string path = folder + "/model.safetensors";
-    write(path, names);
-    RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
-      TinyRun run(world, 2, 8);
-      const absl::Status status = ImportModel(*run.sharded, path);
-      if (names.empty()) {
-        EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound, main));
-        return;
-      }
-      ASSERT_OK(status);
-      std::map<std::string, Tensor> wanted;
-      for (const NamedVariable& p : plain.NamedParameters()) {
-        wanted[p.name] = p.variable.data();
-      }
-      run.sharded->ForEachFullParameter(
-          [&](const std::string& name, const Tensor& whole) {
-            EXPECT_EQ(whole.ToDoubles(), wanted.at(name).ToDoubles()) << name;
-          });
-    });
-  }
-}
-
-TEST(ShardedStateTest, WrongFilesChangeNothing) {
-  const std::string folder = FreshFolder("wrong");
-  const std::string path = folder + "/model.safetensors";
-  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
-    TinyRun run(world, 2, 7);
-    ASSERT_OK(ExportModel(*run.sharded, path));
-    EXPECT_THAT(ExportModel(*run.sharded, folder + "/none/model"),
-                StatusIs(absl::StatusCode::kNotFound, folder + "/none"));
-    EXPECT_THAT(ImportModel(*run.sharded, folder + "/none"),
-                StatusIs(absl::StatusCode::kNotFound, folder + "/none"));
-    GPT2Config small = Tiny();
-    small.n_layer = 1;
-    GPT2LMHeadModel other(small);
-    InitializeParameters(other, 3);
-    const auto sharded =
-        OrThrow(FullyShard(other, OrThrow(DeviceMesh::Create(world))));
-    EXPECT_THAT(ImportModel(*sharded, path),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         "which the model does not have"));
   });
 }
 

@@ -1,12 +1,15 @@
 #include "checkpoint/huggingface/save_folder.h"
 
+#include <future>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/huggingface/folder_writer.h"
+#include "checkpoint/persistent_buffers.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
+#include "runtime/device/stream.h"
 #include "runtime/ops/elementwise.h"
 
 namespace tessera {
@@ -14,14 +17,6 @@ namespace {
 
 DType TypeOnDisk(DType dtype, const SaveFolderOptions& options) {
   return IsFloating(dtype) ? options.dtype.value_or(dtype) : dtype;
-}
-
-std::vector<NamedBuffer> PersistentBuffers(const Module& module) {
-  std::vector<NamedBuffer> buffers;
-  for (NamedBuffer& buffer : module.NamedBuffers()) {
-    if (buffer.persistent) buffers.push_back(std::move(buffer));
-  }
-  return buffers;
 }
 
 std::vector<TensorSpec> Specs(FullyShardedModule& module,
@@ -38,14 +33,34 @@ std::vector<TensorSpec> Specs(FullyShardedModule& module,
   return specs;
 }
 
-absl::Status WriteTensor(FolderWriter& writer, const std::string& name,
-                         const Tensor& tensor,
-                         const SaveFolderOptions& options) {
-  return Try([&] {
-    const DType dtype = TypeOnDisk(tensor.dtype(), options);
-    return writer.Write(name, ops::Contiguous(ops::Cast(tensor, dtype)));
-  });
-}
+// Writes a tensor while the next one is being gathered.
+class WriteBehind {
+ public:
+  WriteBehind(FolderWriter& writer, const SaveFolderOptions& options)
+      : writer_(writer), options_(options) {}
+
+  // Waits for the tensor before, and returns its error.
+  absl::Status Write(const std::string& name, const Tensor& tensor) {
+    RETURN_IF_ERROR(Wait());
+    return Try([&] {
+      const DType dtype = TypeOnDisk(tensor.dtype(), options_);
+      const Tensor written = ops::Contiguous(ops::Cast(tensor, dtype));
+      ComputeStream(written.device()).Synchronize();
+      pending_ = std::async(std::launch::async, [this, name, written] {
+        return Try([&] { return writer_.Write(name, written); });
+      });
+    });
+  }
+
+  absl::Status Wait() {
+    return pending_.valid() ? pending_.get() : absl::OkStatus();
+  }
+
+ private:
+  FolderWriter& writer_;
+  const SaveFolderOptions& options_;
+  std::future<absl::Status> pending_;
+};
 
 }  // namespace
 
@@ -62,17 +77,20 @@ absl::Status SaveModelFolder(FullyShardedModule& module,
     if (made.ok()) writer = *std::move(made);
   }
   RETURN_IF_ERROR(world.AgreeOnStatus(status, "begin to save"));
+  std::optional<WriteBehind> behind;
+  if (writer != nullptr) behind.emplace(*writer, options);
   // An error of the writer must not end the gathers: the others are in them.
-  const absl::Status gathered = Try([&] {
-    module.ForEachFullParameter(
-        [&](const std::string& name, const Tensor& whole) {
-          if (writer == nullptr || !status.ok()) return;
-          status = WriteTensor(*writer, name, whole, options);
-        });
-  });
+  const auto write = [&](const std::string& name, const Tensor& whole) {
+    if (behind.has_value() && status.ok()) status = behind->Write(name, whole);
+  };
+  const absl::Status gathered =
+      Try([&] { module.ForEachFullParameter(write); });
   for (const NamedBuffer& b : PersistentBuffers(module.module())) {
-    if (writer == nullptr || !status.ok()) break;
-    status = WriteTensor(*writer, b.name, b.variable.data(), options);
+    write(b.name, b.variable.data());
+  }
+  if (behind.has_value()) {
+    const absl::Status last = behind->Wait();
+    if (status.ok()) status = last;
   }
   if (status.ok()) status = gathered;
   // No rank may have failed before the old model is replaced.

@@ -22,8 +22,9 @@ struct SaveFolderOptions {
 
 // Writes all parameters and persistent buffers, under the names of the plain
 // module and a tied one once, as FolderWriter does. Rank 0 writes, the others
-// take part in the gathers; extra memory is two copies of one parameter. Called
-// by all ranks. An error of one is returned on all, and the old model stays.
+// take part in the gathers; one parameter is written while the next is
+// gathered, and extra memory is four copies of the largest. Called by all
+// ranks. An error of one is returned on all, and the old model stays.
 absl::Status SaveModelFolder(FullyShardedModule& module,
                              const std::string& folder,
                              const SaveFolderOptions& options);

@@ -80,7 +80,7 @@ def check_optimizer(state, parameters):
 
 for run in sorted(glob.glob(os.path.join(sys.argv[1], "v*"))):
     ranks = int(run[-1])
-    expected = load_file(os.path.join(run, "expected.safetensors"))
+    expected = load_file(os.path.join(run, "expected", "model.safetensors"))
     expected["lm_head.weight"] = expected["transformer.wte.weight"]
     full = os.path.join(run, "FULL_STATE_DICT")
     model = load(full, "pytorch_model_fsdp.bin")

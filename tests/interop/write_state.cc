@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface/save_folder.h"
 #include "checkpoint/save_state.h"
-#include "checkpoint/sharded_state.h"
 #include "fsdp/accelerator.h"
 #include "fsdp/state_dict_type.h"
 #include "kernels/status.h"
@@ -76,7 +76,7 @@ void WriteRun(const std::shared_ptr<Communicator>& world, int version,
                   absl::StrCat(folder, "/", StateDictTypeName(type), "_files"),
                   objects, {.use_dcp = false}));
   }
-  OrThrow(ExportModel(*sharded, folder + "/expected.safetensors"));
+  OrThrow(SaveModelFolder(*sharded, folder + "/expected", {}));
 }
 
 }  // namespace
