@@ -99,7 +99,15 @@ class Run {
     ++tasks_[edge.node.get()].pending;
   }
 
+  // Refuses before anything has run, so that a refused backward leaves nothing
+  // half done.
   void AddTask(Node* node) {
+    if (node->released()) {
+      throw Error(absl::FailedPreconditionError(absl::StrCat(
+          "Backward through ", node->name(),
+          " a second time: its saved values were freed by the first; pass "
+          "retain_graph to the first Backward, or run forward again")));
+    }
     Task& task = tasks_[node];
     task.grads.resize(node->num_outputs());
     task.owned.resize(node->num_outputs());
@@ -119,12 +127,6 @@ class Run {
   }
 
   void Step(Node& node) {
-    if (node.released()) {
-      throw Error(absl::FailedPreconditionError(absl::StrCat(
-          "Backward through ", node.name(),
-          " a second time: its saved values were freed by the first; pass "
-          "retain_graph to the first Backward, or run forward again")));
-    }
     for (const auto& hook : node.pre_hooks()) hook();
     for (const Edge& edge : node.edges()) {
       if (edge.leaf != nullptr && edge.leaf->sink != nullptr) {

@@ -7,7 +7,8 @@
 namespace tessera::functions {
 
 // The leaf's own buffer where the input is a leaf, so that the gradient is born
-// in its final place; otherwise a fresh tensor that the node returns. Not
+// in its final place (by way of a temporary where that place has another order
+// of dims in memory); otherwise a fresh tensor that the node returns. Not
 // wanted: nothing, and buffer() is undefined.
 class ParameterGradient {
  public:
@@ -20,11 +21,15 @@ class ParameterGradient {
   const Tensor& buffer() const { return target_.buffer; }
   // Whether to add to the buffer rather than overwrite it.
   bool accumulate() const { return target_.accumulate; }
-  // What Apply returns for the input, after the buffer was written.
+  // What Apply returns for the input, after the buffer was written; to be
+  // called once.
   Tensor Result() const;
 
  private:
+  void MoveAside();
+
   GradientTarget target_;
+  Tensor strided_;  // The leaf's own buffer, where it is not contiguous.
   DType dtype_ = DType::kFloat32;
   bool is_leaf_ = false;
 };

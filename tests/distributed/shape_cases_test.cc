@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/functions/cross_entropy.h"
 #include "runtime/functions/elementwise.h"
 #include "runtime/functions/embedding.h"
 #include "runtime/functions/matmul.h"
@@ -173,6 +174,47 @@ TEST(ShapeCases, Shp09ColumnMajorParameter) {
     return model;
   };
   ExpectOracle(OnInputsOf(6, make_model), {4, 3});
+}
+
+Variable ColumnMajor(int64_t rows, int64_t columns) {
+  return Variable(ops::Zeros({columns, rows}).Transpose(0, 1), true);
+}
+
+// The same where a weight's gradient is written straight into its place: twice
+// in one backward, so that the second is added there.
+TEST(ShapeCases, Shp09ColumnMajorWeightsOfLinears) {
+  const auto make_model = [] {
+    auto model = std::make_shared<CaseModule>("ColumnMajor");
+    const Variable w = model->AddParameter("w", ColumnMajor(4, 6));
+    const Variable square = model->AddParameter("square", ColumnMajor(4, 4));
+    model->body = [w, square](const Variable& x) {
+      Variable y = functions::Linear(x, w, Variable());
+      for (int i = 0; i < 2; ++i) y = functions::Linear(y, square, Variable());
+      return functions::Linear(y, square, Variable(),
+                               functions::WeightLayout::kInOut);
+    };
+    return model;
+  };
+  ExpectOracle(OnInputsOf(6, make_model), {1, 2, 4});
+}
+
+TEST(ShapeCases, Shp09ColumnMajorTableAtBothEnds) {
+  const auto make_model = [] {
+    auto model = std::make_shared<CaseModule>("ColumnMajor");
+    const Variable table = model->AddParameter("table", ColumnMajor(9, 4));
+    model->body = [table](const Variable& ids) {
+      const Variable hidden = functions::Embedding(ids.data(), table);
+      return functions::LinearCrossEntropy(hidden, table, ids.data());
+    };
+    return model;
+  };
+  const auto train = [](Module& model, Pass& pass) {
+    for (int part = 0; part < 2; ++part) {
+      const std::vector<int64_t> ids = {pass.rank(), 8, part + pass.step()};
+      pass.Backward(Forward(model, Variable(Tensor::FromVector(ids, {3}))));
+    }
+  };
+  ExpectOracle({.make_model = make_model, .train = train}, {1, 2, 4});
 }
 
 // J.28
