@@ -1,10 +1,9 @@
-// Numbers out of bytes, and what is UTF-8.
+// Numbers out of bytes.
 #include <cstdint>
 #include <limits>
 #include <string>
 
 #include "checkpoint/byte_reader.h"
-#include "checkpoint/utf8.h"
 #include "gtest/gtest.h"
 
 namespace tessera {
@@ -39,24 +38,6 @@ TEST(ByteReaderTest, SaysWhatOverflows) {
   EXPECT_FALSE(AddSizes(kMax, 1, result));
   EXPECT_TRUE(MultiplySizes(kMax / 2, 2, result));
   EXPECT_FALSE(MultiplySizes(kMax / 2 + 1, 2, result));
-}
-
-TEST(Utf8Test, TakesWhatIsUtf8) {
-  for (const std::string text :
-       {"", "plain", "\xc2\xa2", "\xe0\xa0\x80", "\xe2\x82\xac", "\xef\xbf\xbf",
-        "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
-    EXPECT_TRUE(IsUtf8(text)) << text;
-  }
-  EXPECT_TRUE(IsUtf8(std::string("a\0b", 3)));
-}
-
-TEST(Utf8Test, RefusesWhatIsNot) {
-  for (const std::string text :
-       {"\x80", "\xc0\xaf", "\xc1\xbf", "\xc2", "\xe2\x82", "\xe0\x9f\xbf",
-        "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80",
-        "\xf5\x80\x80\x80", "\xff", "a\xe2\x28\xa1"}) {
-    EXPECT_FALSE(IsUtf8(text)) << text;
-  }
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/byte_reader.h"
 #include "checkpoint/llmc/gpt2_layout.h"
-#include "checkpoint/mapped_file.h"
 #include "kernels/status.h"
+#include "runtime/data/mapped_file.h"
 #include "runtime/device/stream.h"
 
 namespace tessera {

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors/safetensors_file.h"
 #include "kernels/status.h"
+#include "runtime/data/mapped_file.h"
 #include "runtime/device/stream.h"
 
 namespace tessera {

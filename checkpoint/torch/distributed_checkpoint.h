@@ -11,11 +11,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/mapped_file.h"
 #include "checkpoint/torch/distributed_metadata.h"
 #include "checkpoint/torch/pickle_value.h"
 #include "checkpoint/torch/torch_file.h"
 #include "checkpoint/weight_source.h"
+#include "runtime/data/mapped_file.h"
 #include "runtime/tensor/tensor.h"
 
 namespace tessera {

@@ -10,10 +10,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/mapped_file.h"
 #include "checkpoint/torch/pickle_value.h"
 #include "checkpoint/torch/torch_container.h"
 #include "checkpoint/torch/torch_tensor.h"
+#include "runtime/data/mapped_file.h"
 #include "runtime/tensor/tensor.h"
 
 namespace tessera {

@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/byte_reader.h"
 #include "checkpoint/torch/torch_pickle.h"
-#include "checkpoint/utf8.h"
 #include "kernels/status.h"
+#include "runtime/data/utf8.h"
 #include "runtime/device/stream.h"
 
 namespace tessera {

@@ -10,8 +10,8 @@
 #include "checkpoint/byte_reader.h"
 #include "checkpoint/torch/pickle_graph_builder.h"
 #include "checkpoint/torch/pickle_opcodes.h"
-#include "checkpoint/utf8.h"
 #include "kernels/status.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 namespace {

@@ -12,7 +12,7 @@
 #include "runtime/data/file_io.h"
 #include "runtime/data/line_reader.h"
 #include "runtime/data/tokenizer/json_node.h"
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,5 @@
 #include "runtime/data/token_file.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -128,33 +126,23 @@ absl::StatusOr<std::string> Identity(const std::string& path) {
 
 absl::StatusOr<std::shared_ptr<const TokenFile>> TokenFile::Open(
     const std::string& path) {
-  ASSIGN_OR_RETURN(const ReadableFile file, ReadableFile::Open(path));
-  TokenFileHeader header;
-  RETURN_IF_ERROR(file.ReadAt(0, &header, sizeof(header)));
-  if (absl::Status status = CheckHeader(header, file.num_bytes());
+  std::shared_ptr<TokenFile> tokens(new TokenFile);
+  ASSIGN_OR_RETURN(tokens->file_, MappedFile::Open(path));
+  const std::string_view bytes = tokens->file_->bytes();
+  TokenFileHeader header = {};
+  if (bytes.size() >= sizeof(header)) {
+    std::memcpy(&header, bytes.data(), sizeof(header));
+  }
+  if (absl::Status status = CheckHeader(header, tokens->file_->num_bytes());
       !status.ok()) {
     return Annotate(status, path);
   }
-  const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  void* map = fd.get() < 0 ? MAP_FAILED
-                           : mmap(nullptr, file.num_bytes(), PROT_READ,
-                                  MAP_SHARED, fd.get(), 0);
-  if (map == MAP_FAILED) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("map ", path));
-  }
-  std::shared_ptr<TokenFile> tokens(new TokenFile);
-  tokens->map_ = map;
-  tokens->map_bytes_ = file.num_bytes();
-  tokens->ids_ = static_cast<const char*>(map) + sizeof(header);
+  tokens->ids_ = bytes.data() + sizeof(header);
   tokens->bytes_per_token_ = header.bytes_per_token;
   tokens->num_tokens_ = header.num_tokens;
   tokens->vocab_size_ = header.vocab_size;
   tokens->fingerprint_ = header.fingerprint;
   return tokens;
-}
-
-TokenFile::~TokenFile() {
-  if (map_ != nullptr) munmap(map_, map_bytes_);
 }
 
 void TokenFile::Copy(int64_t begin, int64_t length, int64_t* out) const {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "runtime/data/mapped_file.h"
 #include "runtime/data/tokenizer.h"
 
 namespace tessera {
@@ -18,9 +19,6 @@ class TokenFile {
  public:
   static absl::StatusOr<std::shared_ptr<const TokenFile>> Open(
       const std::string& path);
-  ~TokenFile();
-  TokenFile(const TokenFile&) = delete;
-  TokenFile& operator=(const TokenFile&) = delete;
 
   int64_t num_tokens() const { return num_tokens_; }
   int64_t vocab_size() const { return vocab_size_; }
@@ -32,8 +30,7 @@ class TokenFile {
  private:
   TokenFile() = default;
 
-  void* map_ = nullptr;
-  int64_t map_bytes_ = 0;
+  std::shared_ptr<const MappedFile> file_;
   const char* ids_ = nullptr;
   int64_t bytes_per_token_ = 2;
   int64_t num_tokens_ = 0;

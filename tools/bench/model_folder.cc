@@ -20,11 +20,11 @@
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/load_weights.h"
 #include "checkpoint/huggingface/save_folder.h"
-#include "checkpoint/mapped_file.h"
 #include "fsdp/comm/thread_communicator.h"
 #include "fsdp/fully_shard.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
+#include "runtime/data/mapped_file.h"
 #include "runtime/device/stream.h"
 #include "runtime/nn/gpt2.h"
 

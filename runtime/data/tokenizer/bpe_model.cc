@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/data/tokenizer/byte_alphabet.h"
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 namespace {

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "runtime/data/tokenizer/byte_alphabet.h"
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kernels/status.h"
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 namespace {

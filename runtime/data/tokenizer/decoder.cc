@@ -7,7 +7,7 @@
 
 #include "runtime/data/tokenizer/byte_alphabet.h"
 #include "runtime/data/tokenizer/normalizer.h"
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 #include <functional>
 #include <utility>
 
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 namespace {

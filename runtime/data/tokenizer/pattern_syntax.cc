@@ -5,7 +5,7 @@
 #include <cctype>
 #include <vector>
 
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 namespace {

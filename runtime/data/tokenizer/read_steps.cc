@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/status.h"
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 

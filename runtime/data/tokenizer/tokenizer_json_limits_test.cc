@@ -4,7 +4,7 @@
 
 #include "runtime/data/file_io.h"
 #include "runtime/data/tokenizer/tokenizer_json.h"
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 #include "tests/testing/allocation_peak.h"
 #include "tests/testing/status_matchers.h"
 

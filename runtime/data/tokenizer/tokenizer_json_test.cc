@@ -7,7 +7,7 @@
 #include "runtime/data/file_io.h"
 #include "runtime/data/tokenizer/byte_alphabet.h"
 #include "runtime/data/tokenizer/stream_decoder.h"
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tessera {

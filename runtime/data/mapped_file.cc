@@ -1,4 +1,4 @@
-#include "checkpoint/mapped_file.h"
+#include "runtime/data/mapped_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -22,6 +22,7 @@ MappedFile::~MappedFile() {
 }
 
 void MappedFile::Prefetch(int64_t offset, int64_t num_bytes) const {
+  if (num_bytes == 0) return;
   const int64_t page = sysconf(_SC_PAGESIZE);
   const int64_t begin = offset / page * page;
   char* data = const_cast<char*>(bytes_.data()) + begin;

@@ -1,4 +1,4 @@
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "runtime/data/tokenizer/utf8.h"
+#include "runtime/data/utf8.h"
 
 #include <random>
 
@@ -18,6 +18,24 @@ TEST(Utf8Test, EveryCharacterThereAndBack) {
     ASSERT_EQ(Utf8Length(text[1]), c.num_bytes);
     ASSERT_EQ(DecodeUtf8Before(text, text.size()).code, code);
     ASSERT_TRUE(IsUtf8(text));
+  }
+}
+
+TEST(Utf8Test, TakesWhatIsUtf8) {
+  for (const std::string text :
+       {"", "plain", "\xc2\xa2", "\xe0\xa0\x80", "\xe2\x82\xac", "\xef\xbf\xbf",
+        "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
+    EXPECT_TRUE(IsUtf8(text)) << text;
+  }
+  EXPECT_TRUE(IsUtf8(std::string("a\0b", 3)));
+}
+
+TEST(Utf8Test, RefusesWhatIsNot) {
+  for (const std::string text :
+       {"\x80", "\xc0\xaf", "\xc1\xbf", "\xc2", "\xe2\x82", "\xe0\x9f\xbf",
+        "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80",
+        "\xf5\x80\x80\x80", "\xff", "a\xe2\x28\xa1"}) {
+    EXPECT_FALSE(IsUtf8(text)) << text;
   }
 }
 

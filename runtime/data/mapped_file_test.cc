@@ -1,5 +1,5 @@
 // A file as memory.
-#include "checkpoint/mapped_file.h"
+#include "runtime/data/mapped_file.h"
 
 #include <cstdio>
 
@@ -32,6 +32,18 @@ TEST(MappedFileTest, PrefetchChangesNothing) {
   (*file)->Prefetch(5000, 1);
   (*file)->Prefetch(10000, 3);
   EXPECT_EQ((*file)->bytes().substr(9999), "xend");
+}
+
+TEST(MappedFileTest, PrefetchesNothingWhereNothingIs) {
+  for (const std::string content : {"", "bytes"}) {
+    const std::string path = TestPath("nothing");
+    ASSERT_OK(WriteFile(path, content));
+    const auto file = MappedFile::Open(path);
+    ASSERT_OK(file);
+    (*file)->Prefetch(0, 0);
+    (*file)->Prefetch((*file)->num_bytes(), 0);
+    EXPECT_EQ((*file)->bytes(), content);
+  }
 }
 
 TEST(MappedFileTest, KeepsWhatWasThereWhenTheFileIsReplaced) {
