@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
-#include "runtime/autograd/grad_mode.h"
 
 namespace tessera {
 
@@ -14,9 +13,12 @@ int64_t AgreedOrder::PositionOf(int unit) const {
   return it - units_.begin();
 }
 
-void AgreedOrder::BeginForward(int64_t now) {
-  began_at_ = now;
+void AgreedOrder::BeginForward(bool training, int64_t now, int64_t scope) {
+  training_ = training;
   next_ = 0;
+  if (!training) return;
+  began_at_ = now;
+  scope_ = scope;
 }
 
 void AgreedOrder::ReachForward(int unit) {
@@ -32,10 +34,13 @@ void AgreedOrder::ReachForward(int unit) {
 }
 
 void AgreedOrder::EndForward() {
-  const auto n = static_cast<int64_t>(units_.size());
-  while (next_ < n) join_forward_(units_[next_++]);
-  left_ = n;
-  pending_backward_ = GradEnabled();
+  while (next_ < num_units()) join_forward_(units_[next_++]);
+  if (training_) ++num_pending_;
+}
+
+void AgreedOrder::BeginBackward() {
+  passed_ = false;
+  left_ = num_units();
 }
 
 void AgreedOrder::ReachBackward(int unit) {
@@ -45,14 +50,17 @@ void AgreedOrder::ReachBackward(int unit) {
 }
 
 void AgreedOrder::EndBackward() {
-  if (!pending_backward_) return;
-  pending_backward_ = false;
+  if (!pending_backward()) return;
+  --num_pending_;
+  passed_ = true;
   while (left_ > 0) join_backward_(units_[--left_]);
 }
 
 void AgreedOrder::Forget() {
-  pending_backward_ = false;
-  left_ = next_ = 0;
+  num_pending_ = 0;
+  recomputing_ = 0;
+  next_ = 0;
+  BeginBackward();
 }
 
 }  // namespace tessera

@@ -23,6 +23,9 @@ namespace tessera {
 //   and its reduction with zeros and all parameters flagged absent. What is
 //   left is joined when backward leaves the module: before the first unit that
 //   ended its forward before the module began, or at the end of backward.
+// - Recomputation of the whole module, in backward. It begins with a gather of
+//   all its units, by registration, which they keep until their backward: a
+//   rank may need several at once, and slots have to be taken alike.
 //
 // Prefetching passes these units by. A parameter that is absent on all ranks is
 // not touched; one that any rank used gets the mean over all ranks.
@@ -35,27 +38,38 @@ class AgreedOrder {
       : module_(module),
         units_(std::move(units)),
         join_forward_(std::move(join_forward)),
-        join_backward_(std::move(join_backward)) {}
+        join_backward_(std::move(join_backward)),
+        left_(num_units()) {}
 
   Module* module() const { return module_; }
   const std::vector<int>& units() const { return units_; }
 
-  void BeginForward(int64_t now);
+  // `training`: a backward will come. `scope`: the RecomputeScope around it.
+  void BeginForward(bool training, int64_t now, int64_t scope = 0);
   // Throws for a unit out of order.
   void ReachForward(int unit);
   void EndForward();
 
+  void BeginRecompute() { ++recomputing_; }
+  void EndRecompute() { --recomputing_; }
+  bool recomputing() const { return recomputing_ > 0; }
+
+  void BeginBackward();
   void ReachBackward(int unit);
   // Backward has left the module, or ends; joins what is left.
   void EndBackward();
   // Whether a backward still has to pass here, for work that ended at `time`.
   bool PendingAfter(int64_t time) const {
-    return pending_backward_ && time < began_at_;
+    return pending_backward() && time < began_at_;
   }
-  bool pending_backward() const { return pending_backward_; }
+  bool pending_backward() const { return num_pending_ > 0 && !passed_; }
+  // Of the last forward that a backward will come to.
+  int64_t began_at() const { return began_at_; }
+  int64_t scope() const { return scope_; }
   void Forget();
 
  private:
+  int64_t num_units() const { return static_cast<int64_t>(units_.size()); }
   int64_t PositionOf(int unit) const;
 
   Module* const module_;
@@ -63,9 +77,13 @@ class AgreedOrder {
   const std::function<void(int)> join_forward_;
   const std::function<void(int)> join_backward_;
   int64_t began_at_ = 0;
+  int64_t scope_ = 0;
   int64_t next_ = 0;  // Of forward.
-  int64_t left_ = 0;  // Units [0, left_) had no backward yet.
-  bool pending_backward_ = false;
+  int64_t left_;      // Units [0, left_) had no backward in this one yet.
+  int64_t num_pending_ = 0;  // Forwards whose backward has not passed.
+  bool training_ = false;    // The forward that runs.
+  bool passed_ = false;      // The backward that runs.
+  int recomputing_ = 0;
 };
 
 }  // namespace tessera

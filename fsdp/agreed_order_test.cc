@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "runtime/autograd/grad_mode.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tessera {
@@ -26,9 +25,9 @@ class AgreedOrderTest : public ::testing::Test {
         &experts_, units, [this](int unit) { forward_.push_back(unit); },
         [this](int unit) { backward_.push_back(unit); });
   }
-  void Forward(AgreedOrder& order, const std::vector<int>& reached,
-               int64_t now = 1) {
-    order.BeginForward(now);
+  static void Forward(AgreedOrder& order, const std::vector<int>& reached,
+                      int64_t now = 1, bool training = true) {
+    order.BeginForward(training, now);
     for (int unit : reached) order.ReachForward(unit);
     order.EndForward();
   }
@@ -40,7 +39,7 @@ class AgreedOrderTest : public ::testing::Test {
 
 TEST_F(AgreedOrderTest, ForwardJoinsWhatWasPassedOver) {
   AgreedOrder order = Order({4, 2, 7, 5});
-  order.BeginForward(1);
+  order.BeginForward(/*training=*/true, 1);
   order.ReachForward(2);
   EXPECT_THAT(forward_, ElementsAre(4));
   order.ReachForward(5);
@@ -64,7 +63,7 @@ TEST_F(AgreedOrderTest, EndOfForwardJoinsTheRest) {
 TEST_F(AgreedOrderTest, UnitsOutOfOrderOrTwiceAreErrors) {
   for (const int second : {0, 1}) {
     AgreedOrder order = Order({0, 1, 2});
-    order.BeginForward(1);
+    order.BeginForward(/*training=*/true, 1);
     order.ReachForward(1);
     EXPECT_THROWS_ERROR(order.ReachForward(second),
                         absl::StatusCode::kFailedPrecondition,
@@ -117,14 +116,38 @@ TEST_F(AgreedOrderTest, ABackwardIsPendingForWorkFromBeforeTheModule) {
 
 TEST_F(AgreedOrderTest, WithoutGradientsNoBackwardIsPending) {
   AgreedOrder order = Order({0, 1});
-  {
-    const NoGrad no_grad;
-    Forward(order, {0});
-  }
+  Forward(order, {0}, /*now=*/1, /*training=*/false);
   EXPECT_THAT(forward_, ElementsAre(1));
   EXPECT_FALSE(order.pending_backward());
   order.EndBackward();
   EXPECT_THAT(backward_, IsEmpty());
+}
+
+TEST_F(AgreedOrderTest, AForwardWithoutGradientsLeavesTheOthersPending) {
+  AgreedOrder order = Order({0, 1, 2});
+  Forward(order, {1}, /*now=*/1);
+  Forward(order, {}, /*now=*/2, /*training=*/false);
+  order.ReachBackward(1);
+  order.EndBackward();
+  EXPECT_THAT(backward_, ElementsAre(2, 0));
+  EXPECT_FALSE(order.pending_backward());
+}
+
+TEST_F(AgreedOrderTest, TwoForwardsHaveTwoBackwards) {
+  AgreedOrder order = Order({0, 1});
+  Forward(order, {0}, /*now=*/1);
+  Forward(order, {1}, /*now=*/2);
+  order.ReachBackward(0);
+  EXPECT_TRUE(order.PendingAfter(1));
+  order.EndBackward();
+  EXPECT_THAT(backward_, ElementsAre(1));
+  order.EndBackward();  // It has passed.
+  order.BeginBackward();
+  EXPECT_TRUE(order.PendingAfter(1));
+  order.ReachBackward(1);
+  order.EndBackward();
+  EXPECT_THAT(backward_, ElementsAre(1, 0));
+  EXPECT_FALSE(order.PendingAfter(0));
 }
 
 TEST_F(AgreedOrderTest, AForgottenStepJoinsNothing) {

@@ -46,9 +46,11 @@ class FullyShardedModule {
   Module& module() { return *module_; }
   DeviceMesh& mesh() { return *context_->mesh; }
   const FullyShardOptions& options() const { return context_->options; }
-  // Sums of gradients over ranks are divided by it.
+  // Sums of gradients over ranks are divided by it. To be set to the same on
+  // all ranks; throws for one that is not above 0 and finite, and during a
+  // step.
   double gradient_divisor() const { return context_->divisor; }
-  void set_gradient_divisor(double divisor) { context_->divisor = divisor; }
+  void set_gradient_divisor(double divisor);
 
   // How state dictionaries are made; see SetStateDictType, which checks.
   const StateDictSettings& state_dict_settings() const {

@@ -25,6 +25,12 @@ void FullyShardedModule::CheckIdle(const char* operation) const {
       "backward")));
 }
 
+void FullyShardedModule::set_gradient_divisor(double divisor) {
+  CheckIdle("set_gradient_divisor");
+  OrThrow(CheckGradientDivisor(divisor));
+  context_->divisor = divisor;
+}
+
 void FullyShardedModule::set_requires_gradient_sync(bool sync) {
   CheckIdle("set_requires_gradient_sync");
   runner_->set_sync(sync);

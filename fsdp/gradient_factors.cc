@@ -1,15 +1,20 @@
 #include "fsdp/gradient_factors.h"
 
+#include <cmath>
+
 #include "kernels/status.h"
 
 namespace tessera {
 
-GradientFactors GradientFactorsFor(int64_t num_ranks) {
-  TESSERA_CHECK(num_ranks >= 1);
-  int64_t pre = 1;
-  while (num_ranks % pre == 0 && num_ranks / pre > pre) pre *= 2;
-  return {.pre = static_cast<double>(pre),
-          .post = static_cast<double>(num_ranks) / static_cast<double>(pre)};
+GradientFactors GradientFactorsFor(double divisor) {
+  TESSERA_CHECK(divisor > 0 && std::isfinite(divisor));
+  // Of a number of ranks, both factors are exact.
+  const bool whole = std::floor(divisor) == divisor;
+  double pre = 1;
+  while (divisor / pre > pre && (!whole || std::fmod(divisor, pre) == 0)) {
+    pre *= 2;
+  }
+  return {.pre = pre, .post = divisor / pre};
 }
 
 }  // namespace tessera

@@ -8,7 +8,7 @@ namespace {
 // J.48
 TEST(GradientFactors, Vectors) {
   struct Vector {
-    int64_t num_ranks;
+    double divisor;
     double pre;
     double post;
   };
@@ -19,19 +19,31 @@ TEST(GradientFactors, Vectors) {
                           {6, 4, 1.5},
                           {8, 4, 2},
                           {16, 4, 4}}) {
-    const GradientFactors factors = GradientFactorsFor(v.num_ranks);
-    EXPECT_EQ(factors.pre, v.pre) << v.num_ranks;
-    EXPECT_EQ(factors.post, v.post) << v.num_ranks;
+    const GradientFactors factors = GradientFactorsFor(v.divisor);
+    EXPECT_EQ(factors.pre, v.pre) << v.divisor;
+    EXPECT_EQ(factors.post, v.post) << v.divisor;
   }
 }
 
 TEST(GradientFactors, ProductIsTheNumberOfRanks) {
   for (int64_t n = 1; n <= 1000; ++n) {
-    const GradientFactors factors = GradientFactorsFor(n);
+    const GradientFactors factors = GradientFactorsFor(static_cast<double>(n));
     EXPECT_EQ(factors.pre * factors.post, static_cast<double>(n));
     EXPECT_GE(factors.pre, 1);
     EXPECT_GE(factors.post, 1);
   }
+}
+
+// A divisor that a caller chose is any number above 0.
+TEST(GradientFactors, AnyDivisorIsSplit) {
+  for (const double divisor : {1e-3, 0.5, 0.75, 1.5, 2.5, 1000.5, 1e9, 3e9}) {
+    const GradientFactors factors = GradientFactorsFor(divisor);
+    EXPECT_EQ(factors.pre * factors.post, divisor);
+    EXPECT_GE(factors.pre, 1);
+  }
+  EXPECT_EQ(GradientFactorsFor(0.5).pre, 1);
+  EXPECT_EQ(GradientFactorsFor(2.5).pre, 2);
+  EXPECT_EQ(GradientFactorsFor(1000.5).pre, 32);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "fsdp/options.h"
 
+#include <cmath>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
@@ -199,10 +201,8 @@ absl::StatusOr<ResolvedMode> ResolveOptions(const FullyShardOptions& options,
                             " is not resolved; see ResolveMeshShape"));
   }
   RETURN_IF_ERROR(CheckMixedPrecision(options));
-  if (options.gradient_divisor.has_value() &&
-      !(*options.gradient_divisor > 0)) {
-    return Bad(absl::StrCat("gradient_divisor has to be above 0, got ",
-                            *options.gradient_divisor));
+  if (options.gradient_divisor.has_value()) {
+    RETURN_IF_ERROR(CheckGradientDivisor(*options.gradient_divisor));
   }
   ASSIGN_OR_RETURN(ResolvedMode resolved, options.fsdp_version == 1
                                               ? ResolveStrategy(options, mesh)
@@ -211,6 +211,12 @@ absl::StatusOr<ResolvedMode> ResolveOptions(const FullyShardOptions& options,
       options.mixed_precision.cast_forward_inputs.value_or(
           options.fsdp_version == 2);
   return resolved;
+}
+
+absl::Status CheckGradientDivisor(double divisor) {
+  if (divisor > 0 && std::isfinite(divisor)) return absl::OkStatus();
+  return Bad(absl::StrCat("gradient_divisor has to be above 0 and finite, got ",
+                          divisor));
 }
 
 absl::Status Validate(const FullyShardOptions& options, const MeshShape& mesh) {

@@ -132,6 +132,8 @@ struct ResolvedMode {
 // options that do not go together, what was given, and the remedy.
 absl::StatusOr<ResolvedMode> ResolveOptions(const FullyShardOptions& options,
                                             const MeshShape& mesh);
+// Whether gradients can be divided by it: above 0, and finite.
+absl::Status CheckGradientDivisor(double divisor);
 // The check alone, for a program that has not met its ranks yet.
 absl::Status Validate(const FullyShardOptions& options, const MeshShape& mesh);
 

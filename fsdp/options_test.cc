@@ -204,8 +204,13 @@ TEST(ResolveOptions, BadValuesAreNamed) {
   EXPECT_THAT(ErrorOf(options, Line(2)),
               HasSubstr("reduce_dtype has to be a floating type, got int64"));
   options = {};
-  options.gradient_divisor = 0;
-  EXPECT_THAT(ErrorOf(options, Line(2)), HasSubstr("gradient_divisor"));
+  for (const double divisor : {0.0, -2.0, double{INFINITY}}) {
+    options.gradient_divisor = divisor;
+    EXPECT_EQ(
+        ErrorOf(options, Line(2)),
+        absl::StrCat("gradient_divisor has to be above 0 and finite, got ",
+                     divisor));
+  }
   EXPECT_THAT(ErrorOf({}, MeshShape{}), HasSubstr("not resolved"));
 }
 

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "fsdp/mixed_precision.h"
-#include "fsdp/replicated_gradients.h"
 #include "kernels/status.h"
 #include "runtime/autograd/engine.h"
 #include "runtime/autograd/grad_mode.h"
+#include "runtime/autograd/recompute.h"
 
 namespace tessera {
 namespace {
@@ -49,7 +49,7 @@ Runner::Runner(Module& root, std::vector<std::unique_ptr<Unit>> units,
     : context_(context),
       units_(std::move(units)),
       runs_(units_.size()),
-      replicated_(std::move(replicated)) {
+      replicated_(std::move(replicated), context) {
   for (size_t i = 0; i < units_.size(); ++i) {
     runs_[i].modules = std::move(modules[i]);
     AddSinks(*units_[i]);
@@ -110,6 +110,8 @@ void Runner::Log(StepKind kind, const Unit& unit, bool prefetch) {
   schedule_.Add({kind, unit.index(), prefetch, backward_});
 }
 
+bool Runner::Training() { return GradEnabled() || RecomputeScope() != 0; }
+
 bool Runner::Reshards(const Unit& unit) const {
   return context_->mode.reshard_after_forward && !is_root(unit) &&
          !unit.stays_gathered() && !unit.always_whole();
@@ -143,13 +145,32 @@ void Runner::PreForward(Unit& unit, const std::vector<Variable*>& inputs) {
   if (!recompute) ++depth_;
   UnitRun& run = runs_[unit.index()];
   ++run.active_forwards;
-  if (run.agreed != nullptr && !recompute) {
-    run.agreed->ReachForward(unit.index());
+  if (recompute) {
+    PreRecompute(unit);
+  } else {
+    if (run.agreed != nullptr) run.agreed->ReachForward(unit.index());
+    EnsureUnsharded(unit);
+    PrefetchInForward(unit);
   }
-  EnsureUnsharded(unit);
-  if (!recompute) PrefetchInForward(unit);
   CastInputs(unit, inputs);
   MarkBoundaries(unit, inputs);
+}
+
+// Backward runs the unit's forward again, and then needs its parameters.
+void Runner::PreRecompute(Unit& unit) {
+  EnterBackward();
+  UnitRun& run = runs_[unit.index()];
+  run.recomputed = true;
+  if (run.agreed == nullptr || !run.agreed->recomputing()) {
+    if (!run.in_backward) {
+      LeaveAgreedOrders(run.agreed, TimeOf(run), run.scope);
+    }
+    if (run.agreed != nullptr) run.agreed->ReachBackward(unit.index());
+  }
+  EnsureUnsharded(unit);
+  if (context_->options.backward_prefetch == BackwardPrefetch::kPre) {
+    PrefetchInBackward(unit);
+  }
 }
 
 void Runner::CastInputs(const Unit& unit,
@@ -189,12 +210,13 @@ void Runner::PostForward(Unit& unit, const std::vector<Variable*>& outputs) {
   --runs_[unit.index()].active_forwards;
   if (Engine::InBackward()) return;  // Recomputation: backward needs it now.
   --depth_;
-  runs_[unit.index()].ended_at = ++clock_;
-  if (GradEnabled() && runs_[unit.index()].agreed == nullptr) {
-    order_.Ran(unit.index());
+  if (Training()) {
+    runs_[unit.index()].ended_at = ++clock_;
+    runs_[unit.index()].scope = RecomputeScope();
+    if (runs_[unit.index()].agreed == nullptr) order_.Ran(unit.index());
   }
   if (runs_[unit.index()].active_forwards == 0) ReshardAfterForward(unit);
-  if (depth_ == 0 && !GradEnabled()) FinishInference();
+  if (depth_ == 0 && !Training()) FinishInference();
 }
 
 // No backward will follow, and an optimizer may write the shards next.
@@ -208,7 +230,7 @@ void Runner::FinishInference() {
 
 void Runner::ReshardAfterForward(Unit& unit) {
   if (unit.state() != UnitState::kUnsharded) return;
-  const bool training = GradEnabled();
+  const bool training = Training();
   if (training && !Reshards(unit)) return;
   if (training && context_->post_forward != nullptr) {
     Log(StepKind::kReshard, unit);
@@ -247,7 +269,9 @@ int64_t Runner::CountGatheredAhead() const {
   for (const auto& unit : units_) {
     const UnitRun& run = runs_[unit->index()];
     if (unit->state() == UnitState::kSharded || !Reshards(*unit)) continue;
-    if (run.active_forwards == 0 && !run.in_backward) ++n;
+    const bool in_use =
+        run.active_forwards > 0 || run.in_backward || run.recomputed;
+    if (!in_use) ++n;
   }
   return n;
 }
@@ -275,6 +299,8 @@ void Runner::PrefetchInBackward(const Unit& unit) {
 void Runner::EnterBackward() {
   if (backward_) return;
   backward_ = true;
+  replicated_.BeginBackward();
+  for (auto& order : agreed_) order->BeginBackward();
   Engine::QueueCallback([this] { FinishBackward(); });
 }
 
@@ -282,7 +308,7 @@ void Runner::PreBackward(Unit& unit) {
   UnitRun& run = runs_[unit.index()];
   if (run.in_backward && unit.state() == UnitState::kUnsharded) return;
   EnterBackward();
-  if (!run.in_backward) LeaveAgreedOrders(unit);
+  if (!run.in_backward) LeaveAgreedOrders(run.agreed, TimeOf(run), 0);
   if (run.agreed != nullptr) run.agreed->ReachBackward(unit.index());
   run.in_backward = true;
   EnsureUnsharded(unit);
@@ -304,6 +330,7 @@ void Runner::Contributed(Unit& unit) {
 
 void Runner::PostBackward(Unit& unit) {
   runs_[unit.index()].in_backward = false;
+  runs_[unit.index()].recomputed = false;
   // Kept parameters stay for the next forward of an accumulation.
   const bool keeps = !sync_ && !context_->mode.reshard_after_forward;
   if (!keeps && unit.state() != UnitState::kSharded) Reshard(unit);
@@ -316,72 +343,6 @@ void Runner::PostBackward(Unit& unit) {
   }
 }
 
-// Units of modules below `module`, by registration; those with an order of
-// their own aside.
-std::vector<int> Runner::UnitsBelow(Module& module) const {
-  std::vector<int> inside;
-  for (const NamedModule& below : module.NamedModules()) {
-    if (below.module == &module) continue;
-    for (size_t u = 0; u < runs_.size(); ++u) {
-      const std::vector<Module*>& modules = runs_[u].modules;
-      const bool found = std::find(modules.begin(), modules.end(),
-                                   below.module) != modules.end();
-      if (found && runs_[u].agreed == nullptr) {
-        inside.push_back(static_cast<int>(u));
-      }
-    }
-  }
-  return inside;
-}
-
-void Runner::AddAgreedOrders(Module& root) {
-  for (const NamedModule& m : root.NamedModules()) {
-    if (!m.module->ranks_may_differ()) continue;
-    const std::vector<int> inside = UnitsBelow(*m.module);
-    agreed_.push_back(std::make_unique<AgreedOrder>(
-        m.module, inside, [this](int u) { JoinForward(*units_[u]); },
-        [this](int u) { JoinBackward(*units_[u]); }));
-    AgreedOrder* order = agreed_.back().get();
-    for (int u : inside) runs_[u].agreed = order;
-    const auto begin = [this, order](Module&, const std::vector<Variable*>&) {
-      if (!Engine::InBackward()) order->BeginForward(++clock_);
-    };
-    const auto end = [order](Module&, const std::vector<Variable*>&) {
-      if (!Engine::InBackward()) order->EndForward();
-    };
-    hooks_.emplace_back(m.module, m.module->AddPreForwardHook(begin));
-    hooks_.emplace_back(m.module, m.module->AddPostForwardHook(end));
-  }
-}
-
-// Another rank runs the unit's forward, and keeps or releases it as here: slots
-// have to be taken and given back in the same order on all ranks.
-void Runner::JoinForward(Unit& unit) {
-  EnsureUnsharded(unit);
-  ReshardAfterForward(unit);
-}
-
-// Another rank runs the unit's backward: what it gathers and reduces.
-void Runner::JoinBackward(Unit& unit) {
-  if (runs_[unit.index()].in_backward || unit.gradient().reducing()) return;
-  EnterBackward();
-  EnsureUnsharded(unit);
-  const bool keeps = !sync_ && !context_->mode.reshard_after_forward;
-  if (!keeps) Reshard(unit);
-  if (sync_ && unit.trainable()) {
-    Log(StepKind::kReduce, unit);
-    unit.gradient().Reduce();
-  }
-}
-
-void Runner::LeaveAgreedOrders(const Unit& unit) {
-  const UnitRun& run = runs_[unit.index()];
-  for (auto it = agreed_.rbegin(); it != agreed_.rend(); ++it) {
-    if (run.agreed == it->get()) continue;
-    if ((*it)->PendingAfter(run.ended_at)) (*it)->EndBackward();
-  }
-}
-
 void Runner::FinishBackward() {
   for (auto it = agreed_.rbegin(); it != agreed_.rend(); ++it) {
     (*it)->EndBackward();
@@ -389,7 +350,7 @@ void Runner::FinishBackward() {
   for (const auto& unit : units_) {
     UnitRun& run = runs_[unit->index()];
     TESSERA_CHECK(run.pending == 0);
-    run.in_backward = false;
+    run.in_backward = run.recomputed = false;
     // Gradients of earlier backwards that this one did not reach.
     if (sync_ && unit->gradient().held()) {
       Log(StepKind::kReduce, *unit);
@@ -402,7 +363,11 @@ void Runner::FinishBackward() {
     if (unit->gradient().reducing()) Log(StepKind::kFinish, *unit);
     unit->gradient().Finish();
   }
-  if (sync_) ReduceReplicatedGradients(replicated_, *context_);
+  if (sync_) {
+    replicated_.Reduce();
+  } else {
+    replicated_.Keep();
+  }
   if (sync_ && context_->shards_in_place) WaitForAllRanks();
   order_.EndBackward();
   backward_ = false;
@@ -449,9 +414,10 @@ void Runner::Reset() {
 void Runner::ForgetStep() {
   for (UnitRun& run : runs_) {
     run.pending = 0;
-    run.in_backward = false;
+    run.in_backward = run.recomputed = false;
     run.active_forwards = 0;
   }
+  replicated_.Drop();
   for (auto& order : agreed_) order->Forget();
   limiter_.Clear();
   order_.EndBackward();

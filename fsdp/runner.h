@@ -7,6 +7,7 @@
 #include "fsdp/agreed_order.h"
 #include "fsdp/prefetch_order.h"
 #include "fsdp/rate_limiter.h"
+#include "fsdp/replicated_gradients.h"
 #include "fsdp/schedule.h"
 #include "fsdp/unit.h"
 #include "runtime/autograd/node.h"
@@ -23,6 +24,7 @@ namespace tessera {
 // forward: issued before the current unit's gradients (pre), or after them
 // (post). When the engine's count of pending contributions to the unit's
 // gradients reaches zero, the unit is resharded and its reduction issued.
+// Where backward runs a module again, that is what gathers it, once.
 //
 // Owns the hooks on the modules and the sinks of the parameters.
 class Runner {
@@ -70,11 +72,15 @@ class Runner {
     std::shared_ptr<VariableImpl> boundary;  // See [Note: frozen parameters].
     AgreedOrder* agreed = nullptr;           // Of the module around it, if any.
     int64_t ended_at = 0;                    // Its last forward, in forwards.
+    int64_t scope = 0;        // The RecomputeScope of that forward.
+    bool recomputed = false;  // In this backward, of which it waits for more.
   };
 
   bool is_root(const Unit& unit) const {
     return unit.index() + 1 == static_cast<int>(units_.size());
   }
+  // Whether a backward will come to what runs now.
+  static bool Training();
   bool Reshards(const Unit& unit) const;
   void AddHooks(Unit& unit);
   void AddSinks(Unit& unit);
@@ -82,11 +88,15 @@ class Runner {
   void AddAgreedOrders(Module& root);
   void JoinForward(Unit& unit);
   void JoinBackward(Unit& unit);
-  void LeaveAgreedOrders(const Unit& unit);
+  void RecomputeAgreedOrder(AgreedOrder& order);
+  static int64_t TimeOf(const UnitRun& run);
+  void LeaveAgreedOrders(const AgreedOrder* within, int64_t time,
+                         int64_t scope);
   void Log(StepKind kind, const Unit& unit, bool prefetch = false);
 
   void PreForward(Unit& unit, const std::vector<Variable*>& inputs);
   void PostForward(Unit& unit, const std::vector<Variable*>& outputs);
+  void PreRecompute(Unit& unit);
   void BeginIteration();
   void ForgetStep();
   void CastInputs(const Unit& unit, const std::vector<Variable*>& inputs);
@@ -113,7 +123,7 @@ class Runner {
   ShardingContext* const context_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<UnitRun> runs_;
-  std::vector<Variable> replicated_;
+  ReplicatedGradients replicated_;
   std::vector<std::pair<Module*, int64_t>> hooks_;
   std::vector<std::unique_ptr<AgreedOrder>> agreed_;
   int64_t clock_ = 0;  // Counts forwards of units.

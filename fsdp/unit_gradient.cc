@@ -60,9 +60,7 @@ Tensor UnitGradient::PrepareWire(size_t g) {
   if (group.reduce_dtype() == DType::kFloat16) {
     // [Note: float16 sums] Half the division comes before the sum, so that it
     // does not overflow, and half after, so that it does not underflow.
-    ops::ScaleInPlace(
-        whole,
-        1.0 / GradientFactorsFor(static_cast<int64_t>(context_->divisor)).pre);
+    ops::ScaleInPlace(whole, 1.0 / GradientFactorsFor(context_->divisor).pre);
   }
   ops::Copy(whole, wire);
   return wire;
@@ -124,7 +122,7 @@ void UnitGradient::Reduce() {
 // With a factor before the sum, the rest comes after it.
 double UnitGradient::DivisorOf(DType reduce_dtype) const {
   if (reduce_dtype != DType::kFloat16) return context_->divisor;
-  return GradientFactorsFor(static_cast<int64_t>(context_->divisor)).post;
+  return GradientFactorsFor(context_->divisor).post;
 }
 
 void UnitGradient::ReduceOverShards(const std::vector<Reducing>& work) {
@@ -174,8 +172,9 @@ void UnitGradient::Merge(const std::vector<Reducing>& work) {
   for (const Reducing& r : work) {
     const Tensor& grad = groups_[r.group]->ShardGradient();
     const Tensor source = r.target.Narrow(0, 0, grad.num_elements());
-    if (context_->replicate == nullptr && context_->divisor != 1) {
-      ops::ScaleInPlace(source, 1.0 / context_->divisor);
+    const double divisor = DivisorOf(groups_[r.group]->reduce_dtype());
+    if (context_->replicate == nullptr && divisor != 1) {
+      ops::ScaleInPlace(source, 1.0 / divisor);
     }
     if (r.accumulate) {
       ops::AddInto(grad, source, 1.0);

@@ -17,6 +17,37 @@ namespace {
 class Run;
 thread_local Run* outermost_run = nullptr;
 
+// While a node runs, the leaves that its nested run will use have one
+// contribution to come from it, which ends when that run has counted its own:
+// so a leaf is finished with its last contribution, and not with the node.
+class NestedHold {
+ public:
+  explicit NestedHold(Node& node) : node_(node), outer_(current) {
+    current = this;
+  }
+  ~NestedHold() { current = outer_; }
+  NestedHold(const NestedHold&) = delete;
+  NestedHold& operator=(const NestedHold&) = delete;
+
+  void End() {
+    if (ended_) return;
+    ended_ = true;
+    for (const auto& leaf : node_.nested_leaves()) leaf->sink->Contributed();
+  }
+  static void EndOfCurrent() {
+    if (current != nullptr) current->End();
+  }
+
+ private:
+  static thread_local NestedHold* current;
+
+  Node& node_;
+  NestedHold* const outer_;
+  bool ended_ = false;
+};
+
+thread_local NestedHold* NestedHold::current = nullptr;
+
 struct LaterFirst {
   bool operator()(const Node* a, const Node* b) const {
     return a->sequence() < b->sequence();
@@ -42,6 +73,7 @@ class Run {
 
   void Execute() {
     for (const auto& [leaf, count] : contributions_) leaf->sink->Expect(count);
+    NestedHold::EndOfCurrent();
     for (const auto& [leaf, grad] : root_leaves_) {
       AccumulateLeafGradient(*leaf, grad);
     }
@@ -138,11 +170,12 @@ class Run {
     node.direct().assign(node.edges().size(), false);
     bool any = false;
     for (const Tensor& grad : grads) any = any || grad.defined();
+    NestedHold hold(node);
     if (any) results = node.Apply(grads);
     grads.clear();
     TESSERA_CHECK(results.size() == node.edges().size());
     for (size_t i = 0; i < results.size(); ++i) Send(node, i, results[i]);
-    for (const auto& leaf : node.nested_leaves()) leaf->sink->Contributed();
+    hold.End();
     if (!retain_graph_) node.Release();
   }
 

@@ -15,6 +15,25 @@ namespace {
 using Function =
     std::function<std::vector<Variable>(const std::vector<Variable>&)>;
 
+thread_local int64_t current_scope = 0;
+thread_local int64_t last_scope = 0;
+
+// The first run of a function.
+class FirstRun {
+ public:
+  FirstRun() : outermost_(current_scope == 0) {
+    if (outermost_) current_scope = ++last_scope;
+  }
+  ~FirstRun() {
+    if (outermost_) current_scope = 0;
+  }
+  FirstRun(const FirstRun&) = delete;
+  FirstRun& operator=(const FirstRun&) = delete;
+
+ private:
+  const bool outermost_;
+};
+
 // Receives the gradient of a stand-in for an input.
 class InputSink final : public GradientSink {
  public:
@@ -129,6 +148,8 @@ bool AnyRequiresGrad(const std::vector<Variable>& inputs) {
 
 }  // namespace
 
+int64_t RecomputeScope() { return current_scope; }
+
 std::vector<Variable> Recompute(const Function& f,
                                 const std::vector<Variable>& inputs) {
   if (!GradEnabled()) return f(inputs);
@@ -138,6 +159,7 @@ std::vector<Variable> Recompute(const Function& f,
   bool needs_grad = false;
   {
     const NoGrad no_grad;
+    const FirstRun first_run;
     const LeafUseRecorder recorder;
     // Cut off, since inputs are counted as inputs of the node already.
     std::vector<Variable> detached;

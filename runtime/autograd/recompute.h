@@ -2,6 +2,7 @@
 // again.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -23,5 +24,10 @@ std::vector<Variable> Recompute(
     const std::vector<Variable>& inputs);
 Variable Recompute(const std::function<Variable(const Variable&)>& f,
                    const Variable& input);
+
+// A number of the outermost Recompute that is running its function for the
+// first time on this thread, without recording, though backward will come to
+// what runs now; 0 outside.
+int64_t RecomputeScope();
 
 }  // namespace tessera

@@ -1,6 +1,9 @@
 // Recomputation gives the gradients of a plain run, to the bit.
 #include "runtime/autograd/recompute.h"
 
+#include <utility>
+#include <vector>
+
 #include "runtime/autograd/grad_mode.h"
 #include "runtime/autograd/node.h"
 #include "runtime/autograd/random_context.h"
@@ -162,7 +165,9 @@ class CountingSink final : public GradientSink {
       : buffer_(Tensor::Empty(shape, {DType::kFloat64})) {}
   void BeforeUse() override { ++uses; }
   void Expect(int64_t n) override { expected += n; }
-  GradientTarget Target() override { return {buffer_, contributed > 0}; }
+  GradientTarget Target() override {
+    return {buffer_, std::exchange(written_, true)};
+  }
   void Contributed() override {
     ++contributed;
     if (contributed == expected) complete_at.push_back(contributed);
@@ -176,6 +181,7 @@ class CountingSink final : public GradientSink {
 
  private:
   Tensor buffer_;
+  bool written_ = false;
 };
 
 // A leaf with a sink learns from the start of backward of the uses that

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
@@ -224,44 +225,6 @@ TEST(FrozenCases, Frz08UnitsThatAreSkippedInTurn) {
   }
 }
 
-// Four experts; rank r runs expert (r + step) mod 4.
-std::shared_ptr<CaseModule> MakeExperts() {
-  auto model = std::make_shared<CaseModule>("Model");
-  auto first = model->AddChild("first", MakeLinear(3, 3));
-  auto experts =
-      model->AddChild("experts", std::make_shared<CaseModule>("Experts"));
-  experts->set_ranks_may_differ(true);
-  std::vector<std::shared_ptr<CaseModule>> list;
-  for (int i = 0; i < 4; ++i) {
-    list.push_back(experts->AddChild(absl::StrCat("e", i), MakeLinear(3, 3)));
-  }
-  auto last = model->AddChild("last", MakeLinear(3, 2));
-  // The first column of the input says which expert.
-  experts->body = [list](const Variable& x) {
-    const int which = static_cast<int>(x.data().ToDoubles()[0]);
-    return (*list[which])(x);
-  };
-  model->body = [first, experts, last](const Variable& x) {
-    return (*last)((*experts)(x));
-  };
-  return model;
-}
-
-TEST(FrozenCases, Use02RanksRunDifferentExperts) {
-  Scenario scenario{
-      .make_model = MakeExperts,
-      .train =
-          [](Module& model, Pass& pass) {
-            Variable x = CaseInput(2, 3, pass.rank(), pass.step());
-            ops::Fill(x.data().Select(0, 0).Select(0, 0),
-                      (pass.rank() + pass.step()) % 4);
-            pass.Backward(functions::Scale(SumOfSquares(Case(model)(x)), 0.1));
-          },
-      .num_steps = 8,
-      .learning_rate = 0.05};
-  ExpectOracle(scenario, {2, 4});
-}
-
 TEST(FrozenCases, Use03IgnoredParametersAreReducedAllTheSame) {
   Scenario scenario = SquaredOutput(3, [] { return MakeMlp({3, 4, 2}); });
   scenario.num_steps = 3;
@@ -278,6 +241,46 @@ TEST(FrozenCases, Use03IgnoredParametersAreReducedAllTheSame) {
                             }
                           }),
                expected, 1e-5);
+  }
+}
+
+// What was averaged is not averaged again: a divisor that is not the number of
+// ranks shows it, and one rank.
+TEST(FrozenCases, Use03EveryContributionIsDividedOnce) {
+  Scenario scenario = SquaredOutput(3, [] { return MakeMlp({3, 4, 2}); });
+  scenario.learning_rate = 0.002;
+  scenario.train = [](Module& model, Pass& pass) {
+    for (int part = 0; part < 3; ++part) {
+      pass.Backward(SumOfSquares(
+          Case(model)(CaseInput(2, 3, pass.rank(), 3 * pass.step() + part))));
+    }
+  };
+  const auto accumulate = [&](Module& model, FullyShardedModule& sharded) {
+    Pass pass(sharded.mesh().world()->rank(), 7, 1.0);
+    scenario.train(model, pass);
+    {
+      const auto no_sync = sharded.NoSync();
+      scenario.train(model, pass);
+    }
+    scenario.train(model, pass);
+  };
+  for (const int world_size : {1, 3}) {
+    for (Mode mode : AllModes(world_size)) {
+      SCOPED_TRACE(absl::StrCat(world_size, " ", mode.name));
+      mode.options.gradient_divisor = 2.0;
+      const Outcome expected =
+          RunSharded(scenario, world_size, mode, accumulate);
+      mode.options.ignored_patterns = {".*\\.bias"};
+      const Outcome actual = RunSharded(scenario, world_size, mode, accumulate);
+      ExpectSame(actual, expected, 1e-5);
+      for (const auto& [name, values] : expected.gradients) {
+        for (size_t i = 0; i < values.size(); ++i) {
+          EXPECT_NEAR(actual.gradients.at(name)[i], values[i],
+                      1e-4 * std::abs(values[i]))
+              << name;
+        }
+      }
+    }
   }
 }
 

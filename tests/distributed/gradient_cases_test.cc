@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -15,6 +16,7 @@
 #include "runtime/ops/elementwise.h"
 #include "tests/distributed/case_models.h"
 #include "tests/distributed/sharded_run.h"
+#include "tests/testing/status_matchers.h"
 
 namespace tessera {
 namespace {
@@ -65,6 +67,31 @@ TEST(GradientCases, Grd06DivisorIsKnownAndCanBeSet) {
       }
     }
   }
+}
+
+TEST(GradientCases, Grd06DivisorIsSetBetweenStepsAndChecked) {
+  Scenario scenario = MlpScenario();
+  scenario.num_steps = 1;
+  const Mode mode = PerParameter();
+  RunSharded(
+      scenario, 2, mode, [&](Module& model, FullyShardedModule& sharded) {
+        const auto norm_with = [&](double divisor) {
+          sharded.set_gradient_divisor(divisor);
+          EXPECT_EQ(sharded.gradient_divisor(), divisor);
+          sharded.ZeroGrad();
+          Pass pass(sharded.mesh().world()->rank(), 0, 1.0);
+          scenario.train(model, pass);
+          return sharded.GradNorm();
+        };
+        const double whole = norm_with(1.0);
+        EXPECT_NEAR(norm_with(0.5), 2 * whole, 1e-5 * whole);
+        for (const double bad : {0.0, -1.0, std::nan(""), double{INFINITY}}) {
+          EXPECT_THROWS_ERROR(sharded.set_gradient_divisor(bad),
+                              absl::StatusCode::kInvalidArgument,
+                              absl::StrCat("got ", bad));
+        }
+        EXPECT_EQ(sharded.gradient_divisor(), 0.5);
+      });
 }
 
 // J.47: a unit of a million elements, called three times with factors 1, 10 and

@@ -148,6 +148,26 @@ TEST(MixedPrecisionCases, Mix03ReductionOfBFloat16SumsInFloat32) {
   }
 }
 
+// GRD-06. Two divisions of a narrow reduction, one elsewhere: any divisor.
+TEST(MixedPrecisionCases, EveryDivisorDividesOnce) {
+  const Scenario scenario = OneWeight(1, [](int, int) { return 1.0; });
+  for (const int world_size : {1, 2, 4}) {
+    for (Mode mode : AllModes(world_size)) {
+      for (const DType reduce : {DType::kFloat16, DType::kFloat32}) {
+        for (const double divisor : {0.5, 1.0, 2.5, 4.0, 8.0}) {
+          mode.options.mixed_precision.reduce_dtype = reduce;
+          mode.options.gradient_divisor = divisor;
+          const Outcome outcome = RunSharded(scenario, world_size, mode);
+          EXPECT_NEAR(outcome.gradients.at("w")[0], world_size / divisor,
+                      1e-3 * world_size / divisor)
+              << world_size << " ranks, " << mode.name << ", "
+              << DTypeName(reduce) << ", divisor " << divisor;
+        }
+      }
+    }
+  }
+}
+
 TEST(MixedPrecisionCases, Mix04MicroBatchesAccumulateInFloat32) {
   const Scenario scenario =
       OneWeight(257, [](int, int part) { return part == 0 ? 1.0 : 0x1p-8; });

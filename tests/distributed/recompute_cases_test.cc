@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -90,6 +91,39 @@ Scenario StackScenario(Place place) {
 
 int64_t PeakOfActivations() {
   return AllocatorOf(CurrentDevice()).stats().peak(MemoryCategory::kActivation);
+}
+
+int64_t CountGathers(FullyShardedModule& sharded, bool prefetch) {
+  int64_t n = 0;
+  for (const ScheduleStep& step : sharded.schedule().current()) {
+    const bool counts = step.kind == StepKind::kGather &&
+                        (!prefetch || (step.prefetch && step.backward));
+    if (counts) ++n;
+  }
+  return n;
+}
+
+// J.40: what runs again is gathered as often as what does not, and ahead of
+// its use.
+TEST(RecomputeCases, ComputingAgainGathersNoMore) {
+  for (const Mode& mode : AllModes(2)) {
+    std::map<Place, int64_t> gathers;
+    std::map<Place, int64_t> ahead;
+    for (const Place place : {Place::kNowhere, Place::kInsideUnits,
+                              Place::kAroundUnits, Place::kAroundTwoUnits}) {
+      RunSharded(StackScenario(place), 2, mode,
+                 [&](Module&, FullyShardedModule& sharded) {
+                   if (sharded.mesh().world()->rank() != 0) return;
+                   gathers[place] = CountGathers(sharded, false);
+                   ahead[place] = CountGathers(sharded, true);
+                 });
+      SCOPED_TRACE(absl::StrCat(mode.name, " ", static_cast<int>(place)));
+      EXPECT_EQ(gathers[place], gathers[Place::kNowhere]);
+      // Of two units, one can be gathered ahead.
+      const int together = place == Place::kAroundTwoUnits ? 2 : 1;
+      EXPECT_GE(ahead[place], ahead[Place::kNowhere] / together);
+    }
+  }
 }
 
 // J.96: no bit of losses, gradients and parameters changes, nor a name; and
