@@ -107,6 +107,7 @@ absl::StatusOr<CopyOptions> OptionsFor(const OpenedWeights& weights,
   ASSIGN_OR_RETURN(options.max_shard_bytes,
                    ParseShardSize(absl::GetFlag(FLAGS_max_shard_size)));
   ASSIGN_OR_RETURN(options.texts, TextsOf(from));
+  options.replace_other_format = absl::GetFlag(FLAGS_overwrite);
   options.num_heads = absl::GetFlag(FLAGS_heads);
   if (options.num_heads == 0) options.num_heads = weights.num_heads;
   if (options.num_heads == 0) options.num_heads = HeadsOf(options.texts);

@@ -11,7 +11,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/huggingface/bin_writer.h"
 #include "checkpoint/huggingface/folder_writer.h"
 #include "checkpoint/llmc/gpt2_file.h"
 #include "checkpoint/manifest.h"
@@ -105,31 +104,18 @@ class CastingSource final : public WeightSource {
   const CopyOptions& options_;
 };
 
-absl::Status WriteSafetensors(const CastingSource& source,
-                              const std::string& folder,
-                              const CopyOptions& options) {
-  ASSIGN_OR_RETURN(auto writer, FolderWriter::Create(folder, source.Specs(),
-                                                     options.max_shard_bytes));
+absl::Status WriteFolder(const CastingSource& source, FolderFormat format,
+                         const std::string& folder,
+                         const CopyOptions& options) {
+  ASSIGN_OR_RETURN(const auto writer,
+                   FolderWriter::Create(folder, source.Specs(),
+                                        {options.max_shard_bytes, format,
+                                         options.replace_other_format}));
   RETURN_IF_ERROR(source.ForEach(
       source.Specs(), [&](const TensorSpec& spec, const Tensor& tensor) {
         return writer->Write(spec.name, tensor);
       }));
   return writer->Finish(options.texts);
-}
-
-absl::Status WriteBin(const CastingSource& source, const std::string& folder,
-                      const CopyOptions& options) {
-  ASSIGN_OR_RETURN(
-      BinWriter writer,
-      BinWriter::Create(folder, source.Specs(), options.max_shard_bytes));
-  RETURN_IF_ERROR(source.ForEach(
-      source.Specs(), [&](const TensorSpec& spec, const Tensor& tensor) {
-        return writer.Write(spec.name, tensor);
-      }));
-  for (const auto& [name, text] : options.texts) {
-    RETURN_IF_ERROR(WriteFile(absl::StrCat(folder, "/", name), text));
-  }
-  return writer.Finish();
 }
 
 absl::Status WriteDistributed(const CastingSource& source,
@@ -281,9 +267,9 @@ absl::Status CopyWeights(const WeightSource& source, WeightFormat format,
   RETURN_IF_ERROR(casting.Check());
   switch (format) {
     case WeightFormat::kSafetensors:
-      return WriteSafetensors(casting, path, options);
+      return WriteFolder(casting, FolderFormat::kSafetensors, path, options);
     case WeightFormat::kTorch:
-      return WriteBin(casting, path, options);
+      return WriteFolder(casting, FolderFormat::kTorch, path, options);
     case WeightFormat::kDistributed:
       return WriteDistributed(casting, path);
     case WeightFormat::kNative:

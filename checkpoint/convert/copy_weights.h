@@ -17,8 +17,10 @@ namespace tessera {
 struct CopyOptions {
   std::optional<DType> dtype = {};  // Of floating tensors; unset: the source's.
   int64_t max_shard_bytes = kDefaultMaxShardBytes;
+  // Of safetensors and .bin, the weights of the other one go, too.
+  bool replace_other_format = false;
   int num_heads = 0;  // For llm.c, whose file says it.
-  // Beside safetensors: config.json and others, by name.
+  // Beside safetensors and .bin: config.json and others, by name.
   std::map<std::string, std::string> texts = {};
   // Called after each tensor with the bytes so far and in all.
   std::function<void(int64_t, int64_t)> progress = {};

@@ -13,6 +13,7 @@
 #include "checkpoint/convert/copy_weights.h"
 #include "checkpoint/convert/new_folder.h"
 #include "checkpoint/convert/weight_files.h"
+#include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/torch/distributed_checkpoint.h"
 #include "checkpoint/torch/distributed_tree.h"
@@ -25,11 +26,6 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool Exists(const std::string& path) {
-  std::error_code error;
-  return fs::exists(path, error);
-}
 
 absl::Status CheckInput(const std::string& folder) {
   if (Exists(absl::StrCat(folder, "/", kDistributedMetadataName)) ||
@@ -221,8 +217,11 @@ absl::Status MergeFlat(const WeightSource& source, const std::string& output,
                               {.max_shard_bytes = max_shard_bytes}));
   folder.Keep();
   if (!compare) return absl::OkStatus();
-  // The writers removed what readers would have looked at before.
-  ASSIGN_OR_RETURN(const OpenedWeights written, OpenModelFolderWeights(output));
+  // Weights of the other format may be in the folder, too.
+  ASSIGN_OR_RETURN(const FolderWeights written,
+                   OpenFolderWeights(output, format == WeightFormat::kTorch
+                                                 ? FolderFormat::kTorch
+                                                 : FolderFormat::kSafetensors));
   return CompareWeights(source, *written.source);
 }
 

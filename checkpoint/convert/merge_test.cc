@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/convert/copy_weights.h"
 #include "checkpoint/convert/weight_files.h"
+#include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/torch/distributed_checkpoint.h"
 #include "checkpoint/torch/distributed_writer.h"
 #include "checkpoint/torch/torch_file.h"
@@ -101,6 +102,19 @@ TEST(MergeTest, BothFormsLoseTheOneKeyThatAllHave) {
   EXPECT_TRUE(fs::exists(output + "_bin/pytorch_model.bin"));
   ExpectModel(output + "_bin");
   EXPECT_TRUE(fs::exists(folder));
+}
+
+TEST(MergeTest, BothFormsStandInOneFolder) {
+  const std::string folder = Model("both");
+  const std::string output = OutputFor(folder);
+  ASSERT_OK(MergeFsdpWeights(folder, output));
+  // Compared with the checkpoint is what was written, not what was there.
+  const std::string other = Checkpoint("other", {{{"model", "w"}, Numbers(0)}});
+  ASSERT_OK(MergeFsdpWeights(other, output, false, true));
+  ExpectModel(output);
+  const auto bin = OpenFolderWeights(output, FolderFormat::kTorch);
+  ASSERT_OK(bin);
+  EXPECT_EQ(bin->source->weights().count("w"), 1u);
 }
 
 TEST(MergeTest, LargeModelsBecomeSeveralFiles) {

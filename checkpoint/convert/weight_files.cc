@@ -30,11 +30,6 @@ constexpr std::pair<WeightFormat, const char*> kNames[] = {
     {WeightFormat::kNative, "native"},
     {WeightFormat::kLlmc, "llmc"}};
 
-bool Exists(const std::string& path) {
-  std::error_code error;
-  return fs::exists(path, error);
-}
-
 absl::StatusOr<OpenedWeights> OpenFile(const std::string& path) {
   ASSIGN_OR_RETURN(const ReadableFile file, ReadableFile::Open(path));
   if (IsLlmcModel(file)) {
@@ -50,9 +45,7 @@ absl::StatusOr<OpenedWeights> OpenFile(const std::string& path) {
   return OpenedWeights{WeightFormat::kTorch, std::move(source), {}};
 }
 
-}  // namespace
-
-absl::StatusOr<OpenedWeights> OpenModelFolderWeights(const std::string& path) {
+absl::StatusOr<OpenedWeights> OpenModelFolder(const std::string& path) {
   absl::StatusOr<FolderWeights> folder = OpenFolderWeights(path);
   if (!folder.ok()) {
     const std::string hint = absl::IsNotFound(folder.status())
@@ -62,12 +55,13 @@ absl::StatusOr<OpenedWeights> OpenModelFolderWeights(const std::string& path) {
         folder.status().code(),
         absl::StrCat(std::string(folder.status().message()), hint));
   }
-  const bool torch = !Exists(path + "/model.safetensors") &&
-                     !Exists(path + "/model.safetensors.index.json");
+  const bool torch = folder->format == FolderFormat::kTorch;
   return OpenedWeights{
       torch ? WeightFormat::kTorch : WeightFormat::kSafetensors,
       std::move(folder->source), std::move(folder->warnings)};
 }
+
+}  // namespace
 
 const char* WeightFormatName(WeightFormat format) {
   for (const auto& [known, name] : kNames) {
@@ -120,7 +114,7 @@ absl::StatusOr<OpenedWeights> OpenWeights(const std::string& path) {
     ASSIGN_OR_RETURN(auto source, OpenNativeWeights(path));
     return OpenedWeights{WeightFormat::kNative, std::move(source), {}};
   }
-  return OpenModelFolderWeights(path);
+  return OpenModelFolder(path);
 }
 
 }  // namespace tessera

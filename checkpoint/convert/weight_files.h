@@ -29,9 +29,6 @@ struct OpenedWeights {
 // only has such folders in it is an error that names them.
 absl::StatusOr<OpenedWeights> OpenWeights(const std::string& path);
 
-// The same of a folder of Hugging Face, whatever else is in it.
-absl::StatusOr<OpenedWeights> OpenModelFolderWeights(const std::string& path);
-
 // The folders just inside `path` that OpenWeights would take, for errors:
 // "; did you mean PATH/pytorch_model_fsdp_0?", or nothing.
 std::string NestedCheckpointHint(const std::string& path);

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/huggingface/bin_writer.h"
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/folder_writer.h"
 #include "checkpoint/huggingface/load_weights.h"
@@ -374,7 +373,7 @@ void WriteBase(const std::string& folder, const Adapted& adapted, bool gpt2,
   for (const auto& [name, value] : values) {
     specs.push_back({name, value.dtype(), value.shape()});
   }
-  const auto writer = OrThrow(FolderWriter::Create(folder, specs, 9000));
+  const auto writer = OrThrow(FolderWriter::Create(folder, specs, {9000}));
   for (const auto& [name, value] : values) {
     OrThrow(writer->Write(name, value));
   }

@@ -100,8 +100,19 @@ absl::StatusOr<FolderConfig> ParseFolderConfig(const std::string& json_text) {
 }
 
 absl::StatusOr<FolderConfig> ReadFolderConfig(const std::string& folder) {
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(folder + "/config.json"));
-  absl::StatusOr<FolderConfig> config = ParseFolderConfig(text);
+  const absl::StatusOr<std::string> text = ReadFile(folder + "/config.json");
+  if (!text.ok()) {
+    const std::string replaced = absl::StrCat(folder, "/", kReplacedConfigName);
+    if (!Exists(replaced)) return text.status();
+    return absl::Status(
+        text.status().code(),
+        absl::StrCat(std::string(text.status().message()),
+                     ": a save of another model to this folder was cut off; "
+                     "save again, or, if the weights are still the old ones, "
+                     "rename ",
+                     replaced));
+  }
+  absl::StatusOr<FolderConfig> config = ParseFolderConfig(*text);
   if (!config.ok()) return Annotate(config.status(), folder);
   return config;
 }

@@ -12,6 +12,10 @@
 
 namespace tessera {
 
+// Where a folder's config.json is while it is replaced, and stays when the save
+// is killed just then: see [Note: the old model stays] in folder_writer.h.
+inline constexpr char kReplacedConfigName[] = "config.json.replaced";
+
 struct FolderConfig {
   std::string text;  // As it stands in the file.
   ModelConfig model;
@@ -24,7 +28,8 @@ struct FolderConfig {
 // base model) of its type, or an element type that is not floating, is an error
 // that names it.
 absl::StatusOr<FolderConfig> ParseFolderConfig(const std::string& json_text);
-// Of `folder`/config.json.
+// Of `folder`/config.json. Says so where a save that was killed has left
+// kReplacedConfigName alone.
 absl::StatusOr<FolderConfig> ReadFolderConfig(const std::string& folder);
 
 // The config.json of `model` with its tensors in `dtype`. `original`, where not

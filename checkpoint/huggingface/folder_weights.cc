@@ -1,8 +1,7 @@
 #include "checkpoint/huggingface/folder_weights.h"
 
-#include <filesystem>
+#include <optional>
 #include <set>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,16 +21,17 @@ using Opener =
 
 // A format of weights: its names in a folder, and how a file of it is opened.
 struct Format {
-  const char* file;
+  FolderFormat format;
   const char* extension;
   Opener open;
 
-  std::string index() const { return absl::StrCat(file, ".index.json"); }
+  std::string file() const { return WholeFileName(format); }
+  std::string index() const { return IndexFileName(format); }
 };
 
 constexpr Format kFormats[] = {
-    {"model.safetensors", ".safetensors", OpenSafetensorsWeights},
-    {"pytorch_model.bin", ".bin", OpenTorchWeights},
+    {FolderFormat::kSafetensors, ".safetensors", OpenSafetensorsWeights},
+    {FolderFormat::kTorch, ".bin", OpenTorchWeights},
 };
 
 // Several files that hold no name twice.
@@ -148,38 +148,55 @@ absl::StatusOr<FolderWeights> OpenIndexed(const std::string& folder,
   return result;
 }
 
-bool Exists(const std::string& path) {
-  std::error_code error;
-  return std::filesystem::exists(path, error);
+// Adds the names that it looked for to `looked_for` where there are none.
+absl::StatusOr<std::optional<FolderWeights>> OpenIfThere(
+    const std::string& folder, const Format& format,
+    std::vector<std::string>& looked_for) {
+  const std::string file = absl::StrCat(folder, "/", format.file());
+  const std::string index = absl::StrCat(folder, "/", format.index());
+  FolderWeights result;
+  if (Exists(file)) {
+    ASSIGN_OR_RETURN(result.source, format.open(file));
+    if (Exists(index)) {
+      result.warnings.push_back(absl::StrCat(index, " is not used, since ",
+                                             format.file(), " is there"));
+    }
+  } else if (Exists(index)) {
+    absl::StatusOr<FolderWeights> indexed = OpenIndexed(folder, format);
+    if (!indexed.ok()) return Annotate(indexed.status(), index);
+    result = *std::move(indexed);
+    for (std::string& w : result.warnings) w = absl::StrCat(index, ": ", w);
+  } else {
+    looked_for.push_back(absl::StrCat(format.file(), ", ", format.index()));
+    return std::optional<FolderWeights>();
+  }
+  result.format = format.format;
+  return std::optional<FolderWeights>(std::move(result));
+}
+
+absl::StatusOr<FolderWeights> OpenFirst(const std::string& folder,
+                                        std::optional<FolderFormat> wanted) {
+  std::vector<std::string> looked_for;
+  for (const Format& format : kFormats) {
+    if (wanted.has_value() && format.format != *wanted) continue;
+    ASSIGN_OR_RETURN(std::optional<FolderWeights> found,
+                     OpenIfThere(folder, format, looked_for));
+    if (found.has_value()) return *std::move(found);
+  }
+  return absl::NotFoundError(absl::StrCat(folder, ": holds no weights; ",
+                                          absl::StrJoin(looked_for, ", "),
+                                          " are looked for"));
 }
 
 }  // namespace
 
 absl::StatusOr<FolderWeights> OpenFolderWeights(const std::string& folder) {
-  std::vector<std::string> looked_for;
-  for (const Format& format : kFormats) {
-    const std::string file = absl::StrCat(folder, "/", format.file);
-    const std::string index = absl::StrCat(folder, "/", format.index());
-    if (Exists(file)) {
-      FolderWeights result;
-      ASSIGN_OR_RETURN(result.source, format.open(file));
-      if (Exists(index)) {
-        result.warnings.push_back(absl::StrCat(index, " is not used, since ",
-                                               format.file, " is there"));
-      }
-      return result;
-    }
-    if (Exists(index)) {
-      absl::StatusOr<FolderWeights> result = OpenIndexed(folder, format);
-      if (!result.ok()) return Annotate(result.status(), index);
-      for (std::string& w : result->warnings) w = absl::StrCat(index, ": ", w);
-      return result;
-    }
-    looked_for.push_back(absl::StrCat(format.file, ", ", format.index()));
-  }
-  return absl::NotFoundError(absl::StrCat(folder, ": holds no weights; ",
-                                          absl::StrJoin(looked_for, ", "),
-                                          " are looked for"));
+  return OpenFirst(folder, std::nullopt);
+}
+
+absl::StatusOr<FolderWeights> OpenFolderWeights(const std::string& folder,
+                                                FolderFormat format) {
+  return OpenFirst(folder, format);
 }
 
 }  // namespace tessera

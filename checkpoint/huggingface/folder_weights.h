@@ -6,11 +6,13 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/huggingface/folder_format.h"
 #include "checkpoint/weight_source.h"
 
 namespace tessera {
 
 struct FolderWeights {
+  FolderFormat format = FolderFormat::kSafetensors;
   std::unique_ptr<WeightSource> source;
   std::vector<std::string> warnings;
 };
@@ -22,5 +24,8 @@ struct FolderWeights {
 // or in two, is an error that names both. An index that only says a wrong total
 // size, or leaves out a tensor of its files, is a warning.
 absl::StatusOr<FolderWeights> OpenFolderWeights(const std::string& folder);
+// The same of one format alone.
+absl::StatusOr<FolderWeights> OpenFolderWeights(const std::string& folder,
+                                                FolderFormat format);
 
 }  // namespace tessera

@@ -1,20 +1,56 @@
 #include "checkpoint/huggingface/folder_writer.h"
 
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface/folder_texts.h"
 #include "checkpoint/huggingface/weight_index.h"
 #include "kernels/status.h"
-#include "runtime/data/file_io.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kIndexName = "model.safetensors.index.json";
+bool IsAnyWeightFileName(const std::string& name) {
+  return IsWeightFileName(FolderFormat::kSafetensors, name) ||
+         IsWeightFileName(FolderFormat::kTorch, name);
+}
+
+// The place of a name among those that readers look for, and kNoHead for what
+// they do not.
+constexpr int kNoHead = 4;
+int LookOrder(const std::string& name) {
+  int order = 0;
+  for (const FolderFormat format :
+       {FolderFormat::kSafetensors, FolderFormat::kTorch}) {
+    for (const std::string& head :
+         {WholeFileName(format), IndexFileName(format)}) {
+      if (name == head) return order;
+      ++order;
+    }
+  }
+  return kNoHead;
+}
+
+// An index goes before the files that it names, and what readers look at last
+// goes first: it must not come to light.
+bool GoesBefore(const std::string& a, const std::string& b) {
+  const auto turn = [](int order) { return order == kNoHead ? 0 : -1 - order; };
+  return std::pair(turn(LookOrder(a)), a) < std::pair(turn(LookOrder(b)), b);
+}
+
+// Another number for another file under the same name; 0: none.
+ino_t NumberOf(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
+}
 
 }  // namespace
 
@@ -27,8 +63,7 @@ std::string FolderWriter::FreeTag(size_t num_files) const {
   std::string tag;
   const auto taken = [&] {
     for (size_t i = 0; i < num_files; ++i) {
-      std::error_code error;
-      if (fs::exists(Path(ShardFileName(i, num_files, tag)), error)) {
+      if (Exists(Path(WeightFileName(options_.format, i, num_files, tag)))) {
         return true;
       }
     }
@@ -40,29 +75,34 @@ std::string FolderWriter::FreeTag(size_t num_files) const {
 
 absl::StatusOr<std::unique_ptr<FolderWriter>> FolderWriter::Create(
     const std::string& folder, const std::vector<TensorSpec>& tensors,
-    int64_t max_shard_bytes) {
-  if (max_shard_bytes < 1) {
+    const FolderWriterOptions& options) {
+  if (options.max_shard_bytes < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("write ", folder, ": wanted files of 1 byte or more, got ",
-                     max_shard_bytes));
+                     options.max_shard_bytes));
   }
   RETURN_IF_ERROR(MakeFolders(folder));
-  std::unique_ptr<FolderWriter> writer(new FolderWriter(folder));
-  const std::vector<ShardFile> shards =
-      SplitIntoShards(tensors, max_shard_bytes);
-  const std::string tag = writer->FreeTag(shards.size());
+  RETURN_IF_ERROR(RemoveAbandonedFiles(folder, IsAnyWeightFileName));
+  std::unique_ptr<FolderWriter> writer(new FolderWriter(folder, options));
+  RETURN_IF_ERROR(
+      writer->AddFiles(SplitIntoShards(tensors, options.max_shard_bytes)));
+  return writer;
+}
+
+absl::Status FolderWriter::AddFiles(const std::vector<ShardFile>& shards) {
+  const std::string tag = FreeTag(shards.size());
   for (size_t i = 0; i < shards.size(); ++i) {
     File file;
-    file.name = ShardFileName(i, shards.size(), tag);
+    file.name = WeightFileName(options_.format, i, shards.size(), tag);
     file.shard = shards[i];
     for (const TensorSpec& tensor : shards[i].tensors) {
-      if (writer->file_of_.emplace(tensor.name, i).second) continue;
+      if (file_of_.emplace(tensor.name, i).second) continue;
       return absl::InvalidArgumentError(absl::StrCat(
-          "write ", folder, ": tensor \"", tensor.name, "\" stands twice"));
+          "write ", folder_, ": tensor \"", tensor.name, "\" stands twice"));
     }
-    writer->files_.push_back(std::move(file));
+    files_.push_back(std::move(file));
   }
-  return writer;
+  return absl::OkStatus();
 }
 
 FolderWriter::~FolderWriter() {
@@ -71,6 +111,13 @@ FolderWriter::~FolderWriter() {
     std::error_code error;
     if (file.finished) fs::remove(Path(file.name), error);
   }
+}
+
+absl::Status FolderWriter::StartFile(File& file) const {
+  ASSIGN_OR_RETURN(file.writer,
+                   WeightFileWriter::Create(options_.format, Path(file.name),
+                                            file.shard.tensors));
+  return absl::OkStatus();
 }
 
 absl::Status FolderWriter::Write(const std::string& name,
@@ -85,12 +132,7 @@ absl::Status FolderWriter::Write(const std::string& name,
     return absl::FailedPreconditionError(absl::StrCat(
         Path(file.name), ": tensor \"", name, "\" was written already"));
   }
-  if (!file.writer.has_value()) {
-    ASSIGN_OR_RETURN(
-        SafetensorsWriter writer,
-        SafetensorsWriter::Create(Path(file.name), file.shard.tensors));
-    file.writer.emplace(std::move(writer));
-  }
+  if (file.writer == nullptr) RETURN_IF_ERROR(StartFile(file));
   RETURN_IF_ERROR(file.writer->Write(name, tensor));
   ++file.num_written;
   // A file that stands alone is seen by readers: it waits for Finish().
@@ -113,29 +155,36 @@ absl::Status FolderWriter::CheckComplete() const {
   return absl::OkStatus();
 }
 
+// What readers of the new weights look at first.
+std::string FolderWriter::HeadName() const {
+  return files_.size() == 1 ? files_[0].name : IndexFileName(options_.format);
+}
+
 absl::Status FolderWriter::Finish(
     const std::map<std::string, std::string>& texts) {
   RETURN_IF_ERROR(CheckComplete());
-  for (const auto& [name, text] : texts) {
-    RETURN_IF_ERROR(WriteFile(Path(name), text));
+  ASSIGN_OR_RETURN(FolderTexts changed, FolderTexts::Prepare(folder_, texts));
+  std::optional<NewFile> index;
+  if (files_.size() > 1) {
+    ASSIGN_OR_RETURN(NewFile written, WriteIndex());
+    index.emplace(std::move(written));
+  } else {
+    if (files_[0].writer == nullptr) RETURN_IF_ERROR(StartFile(files_[0]));
+    RETURN_IF_ERROR(files_[0].writer->Sync());
   }
   RETURN_IF_ERROR(SyncFolder(folder_));
-  RETURN_IF_ERROR(Switch());
-  done_ = true;
-  RETURN_IF_ERROR(RemoveOld());
+  RETURN_IF_ERROR(changed.HideConfig());
+  const absl::Status switched = Switch(index);
+  // Which weights readers find is not known.
+  if (!switched.ok() && done_) changed.LeaveHidden();
+  RETURN_IF_ERROR(switched);
+  RETURN_IF_ERROR(changed.Commit());
+  ASSIGN_OR_RETURN(const std::vector<std::string> old, OldFiles());
+  RETURN_IF_ERROR(Remove(old));
   return SyncFolder(folder_);
 }
 
-absl::Status FolderWriter::Switch() {
-  if (files_.size() == 1) {
-    File& file = files_[0];
-    if (!file.writer.has_value()) {  // A model without tensors.
-      ASSIGN_OR_RETURN(SafetensorsWriter writer,
-                       SafetensorsWriter::Create(Path(file.name), {}));
-      file.writer.emplace(std::move(writer));
-    }
-    return file.writer->Finish();
-  }
+absl::StatusOr<NewFile> FolderWriter::WriteIndex() const {
   std::map<std::string, std::string> weight_map;
   int64_t total_bytes = 0;
   int64_t num_elements = 0;
@@ -146,29 +195,64 @@ absl::Status FolderWriter::Switch() {
       num_elements += tensor.shape.num_elements();
     }
   }
-  return WriteFile(Path(kIndexName),
-                   SerializeWeightIndex(weight_map, total_bytes, num_elements));
+  const std::string text =
+      SerializeWeightIndex(weight_map, total_bytes, num_elements);
+  ASSIGN_OR_RETURN(NewFile index, NewFile::Create(Path(HeadName())));
+  RETURN_IF_ERROR(
+      index.WriteAt(0, text.data(), static_cast<int64_t>(text.size())));
+  RETURN_IF_ERROR(index.Sync());
+  return index;
 }
 
-// An index goes before the files that it names.
-absl::Status FolderWriter::RemoveOld() const {
+// Readers find the new weights once those old ones are away that they would
+// look at before.
+absl::Status FolderWriter::Switch(std::optional<NewFile>& index) {
+  const std::string head = Path(HeadName());
+  const ino_t before = NumberOf(head);
+  const absl::Status named =
+      index.has_value() ? index->Commit() : files_[0].writer->Finish();
+  done_ = named.ok() || NumberOf(head) != before;
+  RETURN_IF_ERROR(named);
+  ASSIGN_OR_RETURN(std::vector<std::string> old, OldFiles());
+  std::erase_if(old,
+                [](const auto& name) { return LookOrder(name) == kNoHead; });
+  if (old.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(Remove(old));
+  return SyncFolder(folder_);
+}
+
+// Weights in the folder that are not the new ones, in the order in which they
+// go.
+absl::StatusOr<std::vector<std::string>> FolderWriter::OldFiles() const {
+  std::set<std::string> ours = {HeadName()};
+  for (const File& file : files_) ours.insert(file.name);
   std::vector<std::string> old;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder_, error)) {
-    const std::string name = entry.path().filename();
-    bool ours = files_.size() > 1 && name == kIndexName;
-    for (const File& file : files_) ours = ours || file.name == name;
-    if (!ours && IsShardFileName(name)) old.push_back(name);
-    if (old.size() > 1 && old.back() == kIndexName) {
-      std::swap(old.front(), old.back());
-    }
+  for (fs::directory_iterator it(folder_, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename();
+    const bool is_weights = options_.replace_other_format
+                                ? IsAnyWeightFileName(name)
+                                : IsWeightFileName(options_.format, name);
+    if (is_weights && !ours.contains(name)) old.push_back(name);
   }
-  for (const std::string& name : old) {
-    if (!error) fs::remove(Path(name), error);
+  if (error) {
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrCat("look through ", folder_));
   }
-  if (!error) return absl::OkStatus();
-  return absl::ErrnoToStatus(
-      error.value(), absl::StrCat("remove the old weights of ", folder_));
+  std::sort(old.begin(), old.end(), GoesBefore);
+  return old;
+}
+
+absl::Status FolderWriter::Remove(const std::vector<std::string>& names) const {
+  for (const std::string& name : names) {
+    std::error_code error;
+    fs::remove(Path(name), error);
+    if (!error) continue;
+    return absl::ErrnoToStatus(
+        error.value(), absl::StrCat("remove the old weights ", Path(name)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

@@ -142,9 +142,10 @@ absl::Status MergeAdapterFolder(const MergeAdapterOptions& options) {
   }
   Merge merge(options, *base.source, *adapter);
   RETURN_IF_ERROR(merge.Plan());
-  ASSIGN_OR_RETURN(const std::unique_ptr<FolderWriter> writer,
-                   FolderWriter::Create(options.output, merge.Specs(),
-                                        options.save.max_shard_bytes));
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<FolderWriter> writer,
+      FolderWriter::Create(options.output, merge.Specs(),
+                           {.max_shard_bytes = options.save.max_shard_bytes}));
   for (const TensorSpec& spec : merge.Specs()) {
     RETURN_IF_ERROR(Try([&]() -> absl::Status {
       ASSIGN_OR_RETURN(const Tensor merged, merge.Merged(spec.name));

@@ -71,8 +71,9 @@ absl::Status SaveModelFolder(FullyShardedModule& module,
   std::unique_ptr<FolderWriter> writer;
   absl::Status status;
   if (world.rank() == 0) {
-    absl::StatusOr<std::unique_ptr<FolderWriter>> made = FolderWriter::Create(
-        folder, Specs(module, options), options.max_shard_bytes);
+    absl::StatusOr<std::unique_ptr<FolderWriter>> made =
+        FolderWriter::Create(folder, Specs(module, options),
+                             {.max_shard_bytes = options.max_shard_bytes});
     status = made.status();
     if (made.ok()) writer = *std::move(made);
   }

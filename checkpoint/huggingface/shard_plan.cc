@@ -1,12 +1,10 @@
 #include "checkpoint/huggingface/shard_plan.h"
 
 #include <cctype>
-#include <regex>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 
 namespace tessera {
 
@@ -61,19 +59,6 @@ absl::StatusOr<int64_t> ParseShardSize(const std::string& text) {
   return absl::InvalidArgumentError(absl::StrCat(
       "wanted a size as \"5GB\", \"1.5MB\" or a number of bytes, got \"", text,
       "\""));
-}
-
-std::string ShardFileName(size_t index, size_t num_files,
-                          const std::string& tag) {
-  if (num_files == 1) return "model.safetensors";
-  return absl::StrFormat("model-%s%05d-of-%05d.safetensors",
-                         tag.empty() ? tag : tag + "-", index + 1, num_files);
-}
-
-bool IsShardFileName(const std::string& name) {
-  static const std::regex pattern(
-      R"(model(-\d+)?(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?)");
-  return std::regex_match(name, pattern);
 }
 
 }  // namespace tessera

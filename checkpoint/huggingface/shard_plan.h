@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/safetensors/safetensors_writer.h"
+#include "checkpoint/tensor_spec.h"
 
 namespace tessera {
 
@@ -25,14 +25,5 @@ std::vector<ShardFile> SplitIntoShards(const std::vector<TensorSpec>& tensors,
 
 // "5GB", "1.5MB", "40kb", "2TB" (decimal units), or a number of bytes.
 absl::StatusOr<int64_t> ParseShardSize(const std::string& text);
-
-// "model.safetensors", or "model-00002-of-00003.safetensors" of several;
-// `index` counts from 0. With a tag: "model-TAG-00002-of-00003.safetensors".
-std::string ShardFileName(size_t index, size_t num_files,
-                          const std::string& tag = "");
-
-// Whether a file of a folder is called as ShardFileName names files, or is
-// their index.
-bool IsShardFileName(const std::string& name);
 
 }  // namespace tessera

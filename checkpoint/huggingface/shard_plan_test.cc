@@ -68,23 +68,5 @@ TEST(ShardPlanTest, Sizes) {
   }
 }
 
-TEST(ShardPlanTest, Names) {
-  EXPECT_EQ(ShardFileName(0, 1), "model.safetensors");
-  EXPECT_EQ(ShardFileName(0, 1, "2"), "model.safetensors");
-  EXPECT_EQ(ShardFileName(1, 3), "model-00002-of-00003.safetensors");
-  EXPECT_EQ(ShardFileName(1, 3, "7"), "model-7-00002-of-00003.safetensors");
-  for (const char* name : {"model.safetensors", "model.safetensors.index.json",
-                           "model-00002-of-00003.safetensors",
-                           "model-7-00002-of-00003.safetensors"}) {
-    EXPECT_TRUE(IsShardFileName(name)) << name;
-  }
-  for (const char* name :
-       {"model-2-of-3.safetensors", "mymodel.safetensors", "model.safetensor",
-        "model.safetensors.1.2.tmp", "adapter_model.safetensors",
-        "model-00002-of-00003.safetensors.bak", "config.json"}) {
-    EXPECT_FALSE(IsShardFileName(name)) << name;
-  }
-}
-
 }  // namespace
 }  // namespace tessera

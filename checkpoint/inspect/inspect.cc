@@ -23,16 +23,12 @@
 #include "checkpoint/torch/torch_file.h"
 #include "checkpoint/torch/torch_weights.h"
 #include "kernels/status.h"
+#include "runtime/data/file_io.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool Exists(const std::string& path) {
-  std::error_code error;
-  return fs::exists(path, error);
-}
 
 absl::Status OfSafetensors(const std::string& path,
                            const InspectOptions& options, Inspection& into) {

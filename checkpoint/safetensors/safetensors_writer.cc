@@ -150,7 +150,7 @@ absl::Status SafetensorsWriter::Write(const std::string& name,
   return WriteElements(name, 0, tensor);
 }
 
-absl::Status SafetensorsWriter::Finish() {
+absl::Status SafetensorsWriter::Sync() {
   for (size_t i = 0; i < header_.entries.size(); ++i) {
     const SafetensorsEntry& entry = header_.entries[i];
     if (written_bytes_[i] == entry.num_bytes()) continue;
@@ -158,6 +158,11 @@ absl::Status SafetensorsWriter::Finish() {
         absl::StrCat(file_.path(), ": tensor \"", entry.name, "\": wrote ",
                      written_bytes_[i], " of ", entry.num_bytes(), " bytes"));
   }
+  return file_.Sync();
+}
+
+absl::Status SafetensorsWriter::Finish() {
+  RETURN_IF_ERROR(Sync());
   return file_.Commit();
 }
 

@@ -42,7 +42,9 @@ class SafetensorsWriter {
   // stream is waited for, so that any thread may write.
   absl::Status WriteHostElements(const std::string& name, int64_t begin,
                                  const void* data, int64_t num_elements);
-  // Checks that every tensor was written whole, and makes the file appear.
+  // Checks that every tensor was written whole; all is on disk, but not seen.
+  absl::Status Sync();
+  // The same, and makes the file appear.
   absl::Status Finish();
 
   int64_t num_bytes() const { return data_offset_ + header_.data_bytes; }

@@ -39,6 +39,9 @@ absl::Status StartDistributedFolder(const std::string& folder) {
   std::error_code error;
   fs::remove(absl::StrCat(folder, "/", kDistributedMetadataName), error);
   if (!error) RETURN_IF_ERROR(SyncFolder(folder));
+  RETURN_IF_ERROR(RemoveAbandonedFiles(folder, [](const std::string& name) {
+    return name.ends_with(".distcp") || name == kDistributedMetadataName;
+  }));
   // Only now: pieces go after what said that they make up a checkpoint.
   std::vector<fs::path> old;
   for (fs::directory_iterator it(folder, error), end; !error && it != end;

@@ -40,8 +40,8 @@ class DistributedFileWriter {
 };
 
 // Removes a folder's .metadata, so that what is there is no checkpoint any
-// more, and with it files of pieces that an earlier one left. Makes the folder
-// when there is none.
+// more, and with it files of pieces that an earlier one left, also one that was
+// killed. Makes the folder when there is none.
 absl::Status StartDistributedFolder(const std::string& folder);
 
 // Writes .metadata, which makes a checkpoint of the folder: once every rank's

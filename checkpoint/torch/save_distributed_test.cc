@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/torch/distributed_checkpoint.h"
 #include "checkpoint/torch/distributed_plan.h"
+#include "checkpoint/torch/distributed_writer.h"
 #include "runtime/data/file_io.h"
 #include "tests/testing/run_ranks.h"
 #include "tests/testing/status_matchers.h"
@@ -76,6 +77,22 @@ TEST(SaveDistributedTest, RowsOfAnyNumberOfRanksMakeUpTheWhole) {
     EXPECT_EQ(checkpoint->PathOf("model.a.w"),
               (DistributedPath{"model", "a.w"}));
   }
+}
+
+// What a save left that was killed goes when the next one begins.
+TEST(SaveDistributedTest, AbandonedFilesGo) {
+  const std::string folder = TestFolder("abandoned");
+  ASSERT_OK(MakeFolders(folder));
+  for (const char* name : {"__0_0.distcp.999999.0.tmp", "__7_0.distcp",
+                           ".metadata.999999.0.tmp", "notes.999999.0.tmp"}) {
+    ASSERT_OK(WriteFile(absl::StrCat(folder, "/", name), "cut"));
+  }
+  ASSERT_OK(StartDistributedFolder(folder));
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    left.push_back(entry.path().filename());
+  }
+  EXPECT_EQ(left, std::vector<std::string>{"notes.999999.0.tmp"});
 }
 
 TEST(SaveDistributedTest, ReplicasWriteEachByteOnceAndShareTheWork) {

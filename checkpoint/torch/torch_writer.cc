@@ -108,7 +108,8 @@ absl::Status TorchWriter::Write(const std::string& name, const Tensor& tensor) {
   return WriteElements(name, 0, tensor);
 }
 
-absl::Status TorchWriter::Finish() {
+absl::Status TorchWriter::Sync() {
+  if (is_whole_) return absl::OkStatus();
   for (size_t i = 0; i < tensors_.size(); ++i) {
     ASSIGN_OR_RETURN(const int64_t wanted, SpecBytes(tensors_[i]));
     if (archive_.appended_bytes(i) == wanted) continue;
@@ -117,6 +118,12 @@ absl::Status TorchWriter::Finish() {
         archive_.appended_bytes(i), " of ", wanted, " bytes"));
   }
   RETURN_IF_ERROR(archive_.Finish().status());
+  is_whole_ = true;
+  return file_->Sync();
+}
+
+absl::Status TorchWriter::Finish() {
+  RETURN_IF_ERROR(Sync());
   return file_->Commit();
 }
 

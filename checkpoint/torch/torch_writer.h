@@ -31,7 +31,9 @@ class TorchWriter {
   // on. Tensors may be written in turns.
   absl::Status WriteElements(const std::string& name, int64_t begin,
                              const Tensor& tensor);
-  // Checks that every tensor was written whole, and makes the file appear.
+  // Checks that every tensor was written whole; all is on disk, but not seen.
+  absl::Status Sync();
+  // The same, and makes the file appear.
   absl::Status Finish();
 
  private:
@@ -41,6 +43,7 @@ class TorchWriter {
   TorchArchiveWriter archive_;
   std::vector<TensorSpec> tensors_;
   std::unordered_map<std::string, size_t> index_;
+  bool is_whole_ = false;
 };
 
 // Writes a value with its tensors: optimizers, schedulers, nested

@@ -1,6 +1,7 @@
 #include "runtime/data/file_io.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,7 +9,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <regex>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
@@ -75,6 +79,22 @@ absl::Status ReadableFile::ReadAt(int64_t offset, void* data,
   return absl::OkStatus();
 }
 
+namespace {
+
+enum class FileLock { kMine, kOthers, kGone, kNoLocks };
+
+// Locks end with the process, however it ends. Not all file systems have them.
+FileLock LockFile(int fd) {
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    return errno == EWOULDBLOCK ? FileLock::kOthers : FileLock::kNoLocks;
+  }
+  struct stat info;
+  return fstat(fd, &info) == 0 && info.st_nlink > 0 ? FileLock::kMine
+                                                    : FileLock::kGone;
+}
+
+}  // namespace
+
 absl::StatusOr<NewFile> NewFile::Create(const std::string& path) {
   for (int i = 0;; ++i) {
     std::string temporary = absl::StrCat(path, ".", getpid(), ".", i, ".tmp");
@@ -82,6 +102,9 @@ absl::StatusOr<NewFile> NewFile::Create(const std::string& path) {
         open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (fd.get() < 0 && errno == EEXIST) continue;
     if (fd.get() < 0) return SystemError("create", temporary);
+    // Another process may have taken it for abandoned just now.
+    const FileLock lock = LockFile(fd.get());
+    if (lock == FileLock::kGone || lock == FileLock::kOthers) continue;
     return NewFile(path, std::move(temporary), std::move(fd));
   }
 }
@@ -89,7 +112,8 @@ absl::StatusOr<NewFile> NewFile::Create(const std::string& path) {
 NewFile::NewFile(NewFile&& other) noexcept
     : path_(std::move(other.path_)),
       temporary_(std::exchange(other.temporary_, "")),
-      fd_(std::move(other.fd_)) {}
+      fd_(std::move(other.fd_)),
+      synced_(other.synced_) {}
 
 NewFile::~NewFile() {
   if (!temporary_.empty()) unlink(temporary_.c_str());
@@ -98,6 +122,7 @@ NewFile::~NewFile() {
 absl::Status NewFile::WriteAt(int64_t offset, const void* data,
                               int64_t num_bytes) {
   const char* in = static_cast<const char*>(data);
+  synced_ = false;
   int64_t done = 0;
   while (done < num_bytes) {
     const int64_t wanted = std::min(num_bytes - done, kMaxCallBytes);
@@ -114,13 +139,48 @@ absl::Status NewFile::WriteAt(int64_t offset, const void* data,
   return absl::OkStatus();
 }
 
+absl::Status NewFile::Sync() {
+  if (!synced_ && fsync(fd_.get()) != 0) return SystemError("fsync", path_);
+  synced_ = true;
+  return absl::OkStatus();
+}
+
 absl::Status NewFile::Commit() {
-  if (fsync(fd_.get()) != 0) return SystemError("fsync", path_);
+  RETURN_IF_ERROR(Sync());
   if (rename(temporary_.c_str(), path_.c_str()) != 0) {
     return SystemError("rename to", path_);
   }
   temporary_.clear();
   return SyncFolder(FolderOf(path_));
+}
+
+absl::Status RemoveAbandonedFiles(
+    const std::string& folder,
+    const std::function<bool(const std::string& name)>& wanted) {
+  namespace fs = std::filesystem;
+  static const std::regex pattern(R"((.+)\.\d+\.\d+\.tmp)");
+  std::vector<std::string> found;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename();
+    std::smatch parts;
+    if (std::regex_match(name, parts, pattern) && wanted(parts[1])) {
+      found.push_back(it->path());
+    }
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrCat("look through ", folder));
+  }
+  for (const std::string& path : found) {
+    const FileDescriptor fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (fd.get() < 0 || LockFile(fd.get()) != FileLock::kMine) continue;
+    if (unlink(path.c_str()) != 0 && errno != ENOENT) {
+      return SystemError("remove", path);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
@@ -135,6 +195,11 @@ absl::Status WriteFile(const std::string& path, const std::string& content) {
   RETURN_IF_ERROR(
       file.WriteAt(0, content.data(), static_cast<int64_t>(content.size())));
   return file.Commit();
+}
+
+bool Exists(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
 }
 
 absl::Status SyncFolder(const std::string& path) {

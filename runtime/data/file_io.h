@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -48,7 +49,8 @@ class ReadableFile {
 
 // A file that is being written, under a temporary name ("PATH.PID.N.tmp")
 // beside its final one. What was at `path` stays until Commit(); destruction
-// before it leaves nothing behind.
+// before it leaves nothing behind, and what a process leaves that was killed is
+// for RemoveAbandonedFiles.
 class NewFile {
  public:
   static absl::StatusOr<NewFile> Create(const std::string& path);
@@ -58,6 +60,9 @@ class NewFile {
 
   const std::string& path() const { return path_; }
   absl::Status WriteAt(int64_t offset, const void* data, int64_t num_bytes);
+  // On disk, still under the temporary name, so that Commit() is no more than a
+  // renaming.
+  absl::Status Sync();
   // On disk, then under its name.
   absl::Status Commit();
 
@@ -69,14 +74,24 @@ class NewFile {
 
   std::string path_;
   std::string temporary_;  // Empty once committed.
-  FileDescriptor fd_;
+  FileDescriptor fd_;      // Holds a lock, for as long as the file is written.
+  bool synced_ = false;
 };
+
+// Removes the temporary files ("NAME.PID.N.tmp") in `folder` that no process
+// writes any more, where `wanted(NAME)`. Whether one does, its lock says, not
+// the number, which may long be another's. Fine when there is no folder.
+absl::Status RemoveAbandonedFiles(
+    const std::string& folder,
+    const std::function<bool(const std::string& name)>& wanted);
 
 // The whole content; for files of a size that memory holds many times.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 // `content` becomes the whole file, or `path` stays as it was.
 absl::Status WriteFile(const std::string& path, const std::string& content);
 
+// Whether there is a file or a folder; false also where that cannot be told.
+bool Exists(const std::string& path);
 // Makes the names in a folder (new, renamed, removed ones) last.
 absl::Status SyncFolder(const std::string& path);
 // Makes `path` and the folders above it; fine when they exist.

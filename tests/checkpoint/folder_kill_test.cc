@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/huggingface/folder_writer.h"
 #include "kernels/status.h"
@@ -22,7 +24,12 @@ namespace fs = std::filesystem;
 constexpr int64_t kOneFile = 1000;
 constexpr int64_t kManyFiles = 8;
 
-// Three tensors of `value`.
+// What says which weights it belongs to.
+std::string ConfigOf(float value) {
+  return absl::StrCat("{\"value\": ", value, "}");
+}
+
+// Three tensors of `value`, and a config of their own.
 absl::Status WriteModel(const std::string& folder, int64_t max_shard_bytes,
                         float value) {
   std::vector<TensorSpec> specs;
@@ -30,12 +37,12 @@ absl::Status WriteModel(const std::string& folder, int64_t max_shard_bytes,
     specs.push_back({name, DType::kFloat32, {2}});
   }
   ASSIGN_OR_RETURN(const auto writer,
-                   FolderWriter::Create(folder, specs, max_shard_bytes));
+                   FolderWriter::Create(folder, specs, {max_shard_bytes}));
   for (const TensorSpec& spec : specs) {
     RETURN_IF_ERROR(writer->Write(
         spec.name, Tensor::FromVector<float>({value, value}, {2})));
   }
-  return writer->Finish({{"config.json", "{}"}});
+  return writer->Finish({{"config.json", ConfigOf(value)}});
 }
 
 // The value of all tensors; an error when the folder is no model or they
@@ -55,6 +62,31 @@ absl::StatusOr<float> ReadModel(const std::string& folder) {
     }
   }
   return value;
+}
+
+// Whether nobody can take the folder for another model than it is: its config
+// belongs to its weights, or it has none and the old one is at hand. Returns
+// whether it has one.
+bool ExpectConfigFits(const std::string& folder, float value) {
+  const absl::StatusOr<std::string> config = ReadFile(folder + "/config.json");
+  if (config.ok()) {
+    EXPECT_EQ(*config, ConfigOf(value));
+    return true;
+  }
+  EXPECT_TRUE(absl::IsNotFound(config.status()));
+  EXPECT_EQ(*ReadFile(folder + "/config.json.replaced"), ConfigOf(1));
+  EXPECT_THAT(ReadFolderConfig(folder),
+              StatusIs(absl::StatusCode::kNotFound, "config.json.replaced"));
+  return false;
+}
+
+int64_t NumTemporaryFiles(const std::string& folder) {
+  int64_t count = 0;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (name.ends_with(".tmp") || name.ends_with(".replaced")) ++count;
+  }
+  return count;
 }
 
 class FolderKillTest : public ::testing::TestWithParam<FileFault> {
@@ -100,6 +132,7 @@ TEST_P(FolderKillTest, TheOldModelOrTheNewOne) {
       const int64_t num_operations = CountOperations(before, after);
       ASSERT_GT(num_operations, 5);
       float last = 1;
+      int num_refused = 0;
       for (int64_t at = 0; at < num_operations; ++at) {
         StartWithOldModel(before);
         const std::string left = SaveUntil(at, after);
@@ -108,11 +141,16 @@ TEST_P(FolderKillTest, TheOldModelOrTheNewOne) {
                          << after;
         EXPECT_GE(*value, last);  // Once the new one is there, it stays.
         last = *value;
+        if (!ExpectConfigFits(left, last)) ++num_refused;
         // What is left does not stand in the way of the next save.
         ASSERT_OK(WriteModel(left, after, 3));
         ASSERT_OK(ReadModel(left));
         EXPECT_EQ(*ReadModel(left), 3);
+        EXPECT_TRUE(ExpectConfigFits(left, 3));
+        EXPECT_EQ(NumTemporaryFiles(left), 0);
       }
+      // Of names alone, whatever the size of the weights.
+      EXPECT_LE(num_refused, 8);
     }
   }
 }
@@ -122,26 +160,30 @@ INSTANTIATE_TEST_SUITE_P(All, FolderKillTest,
                                            FileFault::kLosePower,
                                            FileFault::kLosePowerNotNames));
 
-// A disk that is full from some operation on: an error, and the old model.
+// A disk that is full from some operation on, or for one: an error, and the old
+// model.
 TEST(FullDiskTest, TheOldModelStays) {
   const std::string folder = ::testing::TempDir() + "/full_model";
-  for (const int64_t before : {kOneFile, kManyFiles}) {
-    for (const int64_t after : {kOneFile, kManyFiles}) {
-      for (int64_t at = 0;; ++at) {
-        fs::remove_all(folder);
-        ASSERT_OK(WriteModel(folder, before, 1));
-        StartFileOperations(
-            {.folder = folder, .fault = FileFault::kFailFrom, .at = at});
-        const absl::Status status = WriteModel(folder, after, 2);
-        const bool was_reached = StopFileOperations() > at;
-        const auto value = ReadModel(folder);
-        ASSERT_OK(value) << "operation " << at;
-        if (!was_reached) {
-          EXPECT_OK(status);
-          EXPECT_EQ(*value, 2);
-          break;
-        }
-        ASSERT_FALSE(status.ok() && *value != 2) << "operation " << at;
+  const auto fails_at = [&folder](FileFault fault, int64_t before,
+                                  int64_t after, int64_t at) {
+    fs::remove_all(folder);
+    EXPECT_OK(WriteModel(folder, before, 1));
+    StartFileOperations({.folder = folder, .fault = fault, .at = at});
+    const absl::Status status = WriteModel(folder, after, 2);
+    const bool was_reached = StopFileOperations() > at;
+    const auto value = ReadModel(folder);
+    EXPECT_OK(value) << "operation " << at;
+    EXPECT_TRUE(was_reached || *value == 2) << "operation " << at;
+    EXPECT_TRUE(was_reached || status.ok()) << "operation " << at;
+    EXPECT_TRUE(!status.ok() || *value == 2) << "operation " << at;
+    ExpectConfigFits(folder, *value);
+    return was_reached;
+  };
+  for (const FileFault fault : {FileFault::kFailFrom, FileFault::kFail}) {
+    for (const int64_t before : {kOneFile, kManyFiles}) {
+      for (const int64_t after : {kOneFile, kManyFiles}) {
+        int64_t at = 0;
+        while (fails_at(fault, before, after, at)) ++at;
       }
     }
   }

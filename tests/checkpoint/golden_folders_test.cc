@@ -184,7 +184,7 @@ TEST_P(GoldenFoldersTest, FilesAreThoseOfTransformers) {
   });
   for (const auto& entry : fs::directory_iterator(folder())) {
     const std::string name = entry.path().filename();
-    if (!IsShardFileName(name)) continue;
+    if (!IsWeightFileName(FolderFormat::kSafetensors, name)) continue;
     const auto written = ReadFile(out + "/" + name);
     ASSERT_OK(written);
     EXPECT_TRUE(*written == *ReadFile(entry.path())) << name << " differs";

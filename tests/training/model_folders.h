@@ -27,7 +27,7 @@ inline void MakeModelFolder(const std::string& folder, const std::string& name,
   for (const NamedVariable& p : model->NamedParameters()) {
     specs.push_back({p.name, dtype, p.variable.shape()});
   }
-  const auto writer = OrThrow(FolderWriter::Create(folder, specs, 20000));
+  const auto writer = OrThrow(FolderWriter::Create(folder, specs, {20000}));
   for (const NamedVariable& p : model->NamedParameters()) {
     OrThrow(writer->Write(p.name, p.variable.data()));
   }
