@@ -14,6 +14,13 @@
 #include "runtime/ops/elementwise.h"
 
 namespace tessera {
+namespace {
+
+// Elements that a rank keeps beyond its even share of a parameter: 8 KiB of
+// float32.
+constexpr int64_t kLargeSkew = 2048;
+
+}  // namespace
 
 // The steps of FullyShard, in order.
 class FullyShardSetup {
@@ -35,12 +42,20 @@ class FullyShardSetup {
 
   absl::StatusOr<std::unique_ptr<FullyShardedModule>> Run() {
     // One rank's error is every rank's error.
-    RETURN_IF_ERROR(world_.AgreeOnStatus(Plan(), "FullyShard"));
-    RETURN_IF_ERROR(CheckEqualDescriptions(Describe(), world_));
+    std::vector<std::string> description;
+    const auto plan = [&]() -> absl::Status {
+      RETURN_IF_ERROR(Plan());
+      description = Describe();
+      return absl::OkStatus();
+    };
+    RETURN_IF_ERROR(world_.AgreeOnStatus(Try(plan), "FullyShard"));
+    RETURN_IF_ERROR(CheckEqualDescriptions(description, world_));
     RETURN_IF_ERROR(world_.AgreeOnStatus(MakeCommunicators(), "FullyShard"));
     RETURN_IF_ERROR(CheckRealValues());
     RETURN_IF_ERROR(
         world_.AgreeOnStatus(Try([&] { MakeUnits(); }), "FullyShard"));
+    WarnOfSkew();
+    LogWarnings();
     ReturnSetUpMemory();
     MakeRunner();
     return std::move(result_);
@@ -69,32 +84,35 @@ class FullyShardSetup {
     for (std::string& w : wrapped.warnings) {
       result_->warnings_.push_back(std::move(w));
     }
-    if (world_.rank() == 0) {
-      for (const std::string& w : result_->warnings_) spdlog::warn(w);
-    }
     return absl::OkStatus();
+  }
+
+  // Version 1 shares every parameter out evenly.
+  void WarnOfSkew() {
+    for (const auto& unit : units_) {
+      for (const auto& group : unit->groups()) {
+        if (context_->options.fsdp_version == 1) continue;
+        for (std::string& w : DescribeSkew(group->layout(), kLargeSkew)) {
+          result_->warnings_.push_back(std::move(w));
+        }
+      }
+    }
+  }
+
+  void LogWarnings() const {
+    if (world_.rank() > 0) return;
+    for (const std::string& w : result_->warnings_) spdlog::warn(w);
   }
 
   // Everything that must be equal on all ranks, a line each.
   std::vector<std::string> Describe() const {
-    const FullyShardOptions& o = context_->options;
-    const ShardingMode& m = context_->mode;
-    std::vector<std::string> lines;
-    lines.push_back(absl::StrCat(
-        "version ", o.fsdp_version, ", shard ", m.shard_parameters,
-        ", reshard ", m.reshard_after_forward, " ", m.post_forward_size,
-        ", replicate ", m.replicate, ", backward prefetch ",
-        BackwardPrefetchName(o.backward_prefetch), ", forward prefetch ",
-        o.forward_prefetch, ", limit ", o.limit_all_gathers, ", seed ", o.seed,
-        ", sync ", o.sync_module_states));
-    const auto dtype = [](const std::optional<DType>& d) {
-      return d.has_value() ? DTypeName(*d) : "own";
-    };
-    const MixedPrecision& mp = o.mixed_precision;
-    lines.push_back(absl::StrCat("param_dtype ", dtype(mp.param_dtype),
-                                 ", reduce_dtype ", dtype(mp.reduce_dtype),
-                                 ", buffer_dtype ", dtype(mp.buffer_dtype),
-                                 ", output_dtype ", dtype(mp.output_dtype)));
+    std::vector<std::string> lines =
+        DescribeOptions(context_->options, context_->mode, world_.world_size());
+    for (const NamedModule& m : module_.NamedModules()) {
+      if (!m.module->ranks_may_differ()) continue;
+      lines.push_back(absl::StrCat("ranks_may_differ of ",
+                                   m.name.empty() ? "(root)" : m.name));
+    }
     for (const UnitPlan& unit : plans_) {
       lines.push_back(absl::StrCat(
           "unit ", unit.name, unit.stays_gathered ? " stays gathered" : ""));

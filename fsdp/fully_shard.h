@@ -91,11 +91,14 @@ class FullyShardedModule {
 
   // The p-norm (2, 1 or infinity) of all gradients together, as one process
   // would find it; the same bits on every rank, whatever the layout. Each
-  // parameter counts once. A collective call; throws for another p.
+  // parameter counts once; of ignored ones whose gradients are not averaged,
+  // those of the first rank of a replica, and the largest norm of the replicas.
+  // A collective call; throws for another p.
   double GradNorm(double norm_type = 2.0);
-  // GradNorm, then every gradient times ClipCoefficient. Returns the norm
-  // before clipping. (To clip in the optimizer's own pass instead, give it the
-  // coefficient: Optimizer::SetGradScale.)
+  // GradNorm, then every gradient times ClipCoefficient, in a pass over all of
+  // them. Returns the norm before clipping. A training loop rather gives the
+  // coefficient of GradNorm to its optimizer (Optimizer::SetGradScale), which
+  // applies it in its own pass.
   double ClipGradNorm(double max_norm, double norm_type = 2.0);
 
   // Calls `f` with each parameter's whole value, in the master type, on every
@@ -114,6 +117,11 @@ class FullyShardedModule {
   // by all ranks. An error, that changes nothing, for another name or shape,
   // and during a step.
   absl::Status SetFullParameter(const std::string& name, const Tensor& whole);
+
+  // An error on all ranks, naming the first that differs, unless parameters
+  // kept out of sharding are equal on all of them: for callers that reduce
+  // their gradients themselves (options.reduce_ignored_gradients). Collective.
+  absl::Status CheckIgnoredParameters();
 
   // Between steps: leaves nothing but shards (and what an accumulation holds),
   // and returns the rest to the system: say, between training and a long pause
@@ -137,6 +145,8 @@ class FullyShardedModule {
   // Of the unit that owns the parameter; ignored ones are unsharded. An error
   // for another name.
   absl::StatusOr<UnitState> StateOf(const std::string& parameter_name) const;
+  // What is allowed but seldom meant: options that come to nothing, a root that
+  // is large, rows that leave some ranks without any.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
@@ -152,7 +162,9 @@ class FullyShardedModule {
   Tensor GatherTensor(const ShardedParameter& p, const Tensor& mine);
   double SumNorm(const std::vector<Tensor>& grads, double norm_type);
   double MaxNorm(const std::vector<Tensor>& grads);
+  double NormOfReplica(double norm_type);
   void AllReduceOverShards(const Tensor& tensor, ReduceOp op);
+  void AllReduce(Communicator& ranks, const Tensor& tensor, ReduceOp op);
 
   Module* module_ = nullptr;
   std::unique_ptr<ShardingContext> context_;

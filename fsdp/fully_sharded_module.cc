@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "fsdp/fully_shard.h"
+#include "fsdp/start_values.h"
 #include "kernels/status.h"
 #include "runtime/device/allocator.h"
 #include "runtime/ops/elementwise.h"
@@ -173,6 +174,17 @@ absl::Status FullyShardedModule::SetFullParameter(const std::string& name,
   }
   return absl::NotFoundError(
       absl::StrCat("SetFullParameter: the module has no parameter ", name));
+}
+
+absl::Status FullyShardedModule::CheckIgnoredParameters() {
+  std::vector<NamedVariable> ignored;
+  for (const ShardedParameter& p : parameters_) {
+    if (!p.sharded) ignored.push_back({p.name, p.variable});
+  }
+  return CheckEqualValues(ignored, *mesh().world(),
+                          {.what = "parameters kept out of sharding",
+                           .remedy = "reduce their gradients on all ranks, or "
+                                     "set reduce_ignored_gradients"});
 }
 
 void FullyShardedModule::ReleaseBuffers() {

@@ -15,9 +15,23 @@ namespace tessera {
 // once at the end, so neither the layout of the shards nor the number of ranks
 // changes a bit of the norm. Replicas hold equal gradients: only one shard
 // group counts. Parameters kept out of sharding are whole on every rank, and
-// counted by the first.
+// counted by the first. Where their gradients are not averaged, replicas find
+// different norms: all take the largest, or they would clip what they share
+// differently.
 double FullyShardedModule::GradNorm(double norm_type) {
   CheckIdle("GradNorm");
+  const double norm = NormOfReplica(norm_type);
+  if (context_->options.reduce_ignored_gradients ||
+      context_->replicate == nullptr) {
+    return norm;
+  }
+  const Tensor largest =
+      Tensor::FromVector<double>({norm}, {1}, context_->device);
+  AllReduce(*context_->replicate, largest, ReduceOp::kMax);
+  return largest.Item();
+}
+
+double FullyShardedModule::NormOfReplica(double norm_type) {
   std::vector<Tensor> grads;
   for (const ShardedParameter& p : parameters_) {
     const bool mine =
@@ -62,13 +76,16 @@ double FullyShardedModule::MaxNorm(const std::vector<Tensor>& grads) {
 
 void FullyShardedModule::AllReduceOverShards(const Tensor& tensor,
                                              ReduceOp op) {
-  if (context_->shard == nullptr) return;
+  if (context_->shard != nullptr) AllReduce(*context_->shard, tensor, op);
+}
+
+void FullyShardedModule::AllReduce(Communicator& ranks, const Tensor& tensor,
+                                   ReduceOp op) {
   Stream& stream = *context_->shard_stream;
   Stream& compute = ComputeStream(context_->device);
   stream.WaitFor(compute.Record());
   const Tensor tensors[] = {tensor};
-  OrThrow(context_->shard->AllReduce(tensors, {op, 1.0}, stream,
-                                     "norm of gradients"));
+  OrThrow(ranks.AllReduce(tensors, {op, 1.0}, stream, "norm of gradients"));
   compute.WaitFor(stream.Record());
 }
 

@@ -1,6 +1,7 @@
 #include "fsdp/options.h"
 
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -211,6 +212,62 @@ absl::StatusOr<ResolvedMode> ResolveOptions(const FullyShardOptions& options,
       options.mixed_precision.cast_forward_inputs.value_or(
           options.fsdp_version == 2);
   return resolved;
+}
+
+namespace {
+
+// All members, so that one more does not compile until it is here.
+std::vector<std::string> DescribeMixedPrecision(const MixedPrecision& mixed,
+                                                bool resolved_cast) {
+  const auto& [param_dtype, reduce_dtype, buffer_dtype, output_dtype,
+               cast_forward_inputs, keep_low_precision_grads] = mixed;
+  const auto name = [](const std::optional<DType>& dtype) {
+    return dtype.has_value() ? DTypeName(*dtype) : "own";
+  };
+  (void)cast_forward_inputs;  // `resolved_cast` is what it comes to.
+  return {absl::StrCat("param_dtype ", name(param_dtype)),
+          absl::StrCat("reduce_dtype ", name(reduce_dtype)),
+          absl::StrCat("buffer_dtype ", name(buffer_dtype)),
+          absl::StrCat("output_dtype ", name(output_dtype)),
+          absl::StrCat("cast_forward_inputs ", resolved_cast),
+          absl::StrCat("keep_low_precision_grads ", keep_low_precision_grads)};
+}
+
+}  // namespace
+
+// All members here too.
+std::vector<std::string> DescribeOptions(const FullyShardOptions& options,
+                                         const ShardingMode& mode,
+                                         int num_ranks) {
+  const auto& [fsdp_version, strategy, reshard, backward_prefetch,
+               forward_prefetch, limit_all_gathers, shards_in_place, mixed,
+               gradient_divisor, wrap_policy, joint_units, ignored_modules,
+               ignored_patterns, reduce_ignored_gradients, sync_module_states,
+               seed, param_init_fn] = options;
+  const auto& [shard_parameters, reshard_after_forward, post_forward_size,
+               replicate, cast_forward_inputs] = mode;
+  // Of the mode, or of the plan, or (rules of start values) of one rank alone.
+  (void)strategy, (void)reshard, (void)wrap_policy, (void)joint_units,
+      (void)ignored_modules, (void)ignored_patterns, (void)param_init_fn;
+  using absl::StrCat;
+  std::vector<std::string> lines = {
+      StrCat("fsdp_version ", fsdp_version),
+      StrCat("shard parameters ", shard_parameters),
+      StrCat("reshard_after_forward ", reshard_after_forward),
+      StrCat("reshard_after_forward among ", post_forward_size),
+      StrCat("replicate ", replicate),
+      StrCat("backward_prefetch ", BackwardPrefetchName(backward_prefetch)),
+      StrCat("forward_prefetch ", forward_prefetch),
+      StrCat("limit_all_gathers ", limit_all_gathers),
+      StrCat("shards_in_place ", shards_in_place),
+      StrCat("gradient_divisor ", gradient_divisor.value_or(num_ranks)),
+      StrCat("reduce_ignored_gradients ", reduce_ignored_gradients),
+      StrCat("sync_module_states ", sync_module_states),
+      StrCat("seed ", seed)};
+  for (std::string& line : DescribeMixedPrecision(mixed, cast_forward_inputs)) {
+    lines.push_back(std::move(line));
+  }
+  return lines;
 }
 
 absl::Status CheckGradientDivisor(double divisor) {

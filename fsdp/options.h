@@ -97,7 +97,8 @@ struct FullyShardOptions {
   // names of modules or parameters.
   std::vector<Module*> ignored_modules;
   std::vector<std::string> ignored_patterns;
-  // Gradients of ignored parameters are averaged over ranks too.
+  // Gradients of ignored parameters are averaged over ranks too. If not, that
+  // is the caller's work; see FullyShardedModule::CheckIgnoredParameters.
   bool reduce_ignored_gradients = true;
 
   // Start values are rank 0's, buffers included: those that it has, or makes.
@@ -132,6 +133,11 @@ struct ResolvedMode {
 // options that do not go together, what was given, and the remedy.
 absl::StatusOr<ResolvedMode> ResolveOptions(const FullyShardOptions& options,
                                             const MeshShape& mesh);
+// A line for each option that has to be equal on all ranks, by what it comes
+// to: "forward_prefetch 1". What shows in the plan of units is left out.
+std::vector<std::string> DescribeOptions(const FullyShardOptions& options,
+                                         const ShardingMode& mode,
+                                         int num_ranks);
 // Whether gradients can be divided by it: above 0, and finite.
 absl::Status CheckGradientDivisor(double divisor);
 // The check alone, for a program that has not met its ranks yet.

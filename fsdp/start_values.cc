@@ -144,13 +144,14 @@ absl::Status CheckEqualDescriptions(const std::vector<std::string>& lines,
   return absl::OkStatus();
 }
 
-absl::Status CheckEqualDigests(const Digests& digests, Communicator& world) {
+absl::Status CheckEqualDigests(const Digests& digests, Communicator& world,
+                               const ComparedValues& values) {
   std::string lines;
   for (const auto& [name, digest] : digests) {
     absl::StrAppend(&lines, name, " ", digest, "\n");
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   world.AllGatherBytes(lines, "start values"));
+                   world.AllGatherBytes(lines, values.what));
   const std::vector<std::string> first = absl::StrSplit(all[0], '\n');
   for (int rank = 1; rank < world.world_size(); ++rank) {
     if (all[rank] == all[0]) continue;
@@ -160,21 +161,21 @@ absl::Status CheckEqualDigests(const Digests& digests, Communicator& world) {
       ++i;
     }
     return absl::FailedPreconditionError(absl::StrCat(
-        "FullyShard: the start values of ",
+        "FullyShard: the ", values.what, " of ",
         first[i].substr(0, first[i].find(' ')),
-        " differ between rank 0 and rank ", rank,
-        "; set sync_module_states to take rank 0's, or use the same seed"));
+        " differ between rank 0 and rank ", rank, "; ", values.remedy));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckEqualValues(const std::vector<NamedVariable>& variables,
-                              Communicator& world) {
+                              Communicator& world,
+                              const ComparedValues& values) {
   Digests digests;
   for (const NamedVariable& v : variables) {
     digests.emplace_back(v.name, DigestOf(v.variable.data()));
   }
-  return CheckEqualDigests(digests, world);
+  return CheckEqualDigests(digests, world, values);
 }
 
 }  // namespace tessera

@@ -61,13 +61,22 @@ absl::StatusOr<Tensor> ValueOfRank0(const std::string& name, const Tensor& mine,
                                     Device device, Communicator& world,
                                     Stream& stream);
 
+// What an error says of the values that differ.
+struct ComparedValues {
+  std::string what = "start values";
+  std::string remedy =
+      "set sync_module_states to take rank 0's, or use the same seed";
+};
+
 // An error on every rank, naming the first that differs, unless all ranks have
 // the same names and digests.
-absl::Status CheckEqualDigests(const Digests& digests, Communicator& world);
+absl::Status CheckEqualDigests(const Digests& digests, Communicator& world,
+                               const ComparedValues& values = {});
 // The same of what `variables` hold; those on the meta device are equal to each
 // other alone.
 absl::Status CheckEqualValues(const std::vector<NamedVariable>& variables,
-                              Communicator& world);
+                              Communicator& world,
+                              const ComparedValues& values = {});
 
 // An error on every rank unless all ranks describe the same module and options;
 // names the first line that differs, and the ranks.

@@ -417,6 +417,11 @@ absl::StatusOr<WrapResult> PlanUnits(Module& root, const WrapPolicy& policy,
                    std::visit(Chooser(root, ignored, result.warnings), policy));
   std::erase_if(chosen, [](const Module* m) { return m->IsContainer(); });
   for (const JointUnit& unit : joint) {
+    if (unit.modules.empty()) {
+      return absl::InvalidArgumentError(
+          "joint_units: one of them has no module; give it some, or leave it "
+          "out");
+    }
     ASSIGN_OR_RETURN(
         const ModuleSet more,
         Chooser(root, ignored, result.warnings)(WrapModules{unit.modules}));

@@ -40,8 +40,9 @@ inline constexpr int kExactWords = kExactLimbs + 2;
 enum class ExactTerm : uint8_t { kSquare, kMagnitude };
 
 // words += the exact sum of x*x (or |x|) over all elements. x: floating,
-// contiguous. words: int64 [kExactWords], zeros at first. Of float64 the sum of
-// one call is rounded as any sum in float64, and depends on order.
+// contiguous. words: int64 [kExactWords], zeros at first. A square of a float64
+// is rounded to float64, and what is above 2^280 is an infinity; their sum is
+// exact.
 struct AddExactArgs {
   ExactTerm term = ExactTerm::kSquare;
   TensorView x;

@@ -347,12 +347,22 @@ TEST(ExactSumTest, SquareRootAndSeveralCalls) {
   EXPECT_EQ(ValueOf(words, /*square_root=*/true), 5);
 }
 
-TEST(ExactSumTest, Float64IsASumInFloat64) {
-  const Values values = RandomValues(1000, 1);
-  const HostTensor x = HostTensor::Of(DType::kFloat64, values, {1000});
-  double expected = 0;
-  for (double v : values) expected += v * v;
-  EXPECT_EQ(ExactSum(ExactTerm::kSquare, x, 3), expected);
+// The terms of float64 are rounded, their sum is not.
+TEST(ExactSumTest, Float64IsTheSumOfRoundedTermsInAnyOrder) {
+  Values values = RandomValues(5000, 1);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::ldexp(values[i], static_cast<int>(i * 7 % 80) - 40);
+  }
+  const Values turned(values.rbegin(), values.rend());
+  for (ExactTerm term : {ExactTerm::kSquare, ExactTerm::kMagnitude}) {
+    const double expected = ExactReference(term, values);
+    for (int threads : {1, 3}) {
+      for (const Values& order : {values, turned}) {
+        const HostTensor x = HostTensor::Of(DType::kFloat64, order, {5000});
+        EXPECT_EQ(ExactSum(term, x, threads), expected);
+      }
+    }
+  }
 }
 
 TEST(ExactSumTest, RefusesIntegersAndWrongWords) {

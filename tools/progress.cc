@@ -33,6 +33,10 @@ std::string ProgressLine(const StepMetrics& m) {
       m.step, m.num_steps, m.loss, m.learning_rate, m.grad_norm,
       ShortCount(m.tokens_per_second), 100 * m.flops_share,
       m.memory_bytes >> 20, Duration(m.seconds_left));
+  if (m.loss_scale.has_value()) {
+    absl::StrAppendFormat(&line, "  scale %g", *m.loss_scale);
+  }
+  if (!m.skipped.empty()) absl::StrAppend(&line, "  skipped: ", m.skipped);
   if (m.validation_loss.has_value()) {
     absl::StrAppendFormat(&line, "  validation %.4f", *m.validation_loss);
   }
@@ -48,6 +52,8 @@ std::string MetricsJson(const StepMetrics& m) {
                                  {"flops_share", m.flops_share},
                                  {"memory_bytes", m.memory_bytes},
                                  {"seconds_left", m.seconds_left}};
+  if (m.loss_scale.has_value()) json["loss_scale"] = *m.loss_scale;
+  if (!m.skipped.empty()) json["skipped"] = m.skipped;
   if (m.validation_loss.has_value()) {
     json["validation_loss"] = *m.validation_loss;
   }

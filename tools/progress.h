@@ -22,6 +22,8 @@ struct StepMetrics {
   int64_t memory_bytes = 0;  // The peak of a rank's allocator.
   double seconds_left = 0;
   std::optional<double> validation_loss;
+  std::optional<double> loss_scale;  // Of float16.
+  std::string skipped;               // Why the model stayed as it was.
 };
 
 // "step 120/300  loss 1.8342  lr 1.9e-03  norm 0.412  11.2k tok/s  63% of peak

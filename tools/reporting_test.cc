@@ -23,7 +23,9 @@ StepMetrics Example() {
           .flops_share = 0.634,
           .memory_bytes = int64_t{214} << 20,
           .seconds_left = 125.2,
-          .validation_loss = {}};
+          .validation_loss = {},
+          .loss_scale = {},
+          .skipped = {}};
 }
 
 TEST(ReportingTest, TheLineHasEverything) {
@@ -37,6 +39,12 @@ TEST(ReportingTest, TheLineHasEverything) {
   EXPECT_EQ(ProgressLine(metrics),
             "step 20/300  loss 1.2346  lr 2.00e-03  norm 0.500  999 tok/s  "
             "63% of peak  214 MiB  2h02m left  validation 1.5000");
+  metrics.validation_loss.reset();
+  metrics.loss_scale = 32768;
+  metrics.skipped = "why";
+  EXPECT_EQ(ProgressLine(metrics),
+            "step 20/300  loss 1.2346  lr 2.00e-03  norm 0.500  999 tok/s  "
+            "63% of peak  214 MiB  2h02m left  scale 32768  skipped: why");
 }
 
 TEST(ReportingTest, MetricsAreLinesOfJson) {
@@ -56,6 +64,13 @@ TEST(ReportingTest, MetricsAreLinesOfJson) {
   EXPECT_EQ(first["step"], 20);
   EXPECT_EQ(first["loss"], 1.23456);
   EXPECT_FALSE(first.contains("validation_loss"));
+  EXPECT_FALSE(first.contains("loss_scale"));
+  EXPECT_FALSE(first.contains("skipped"));
+  metrics.loss_scale = 4;
+  metrics.skipped = "why";
+  const auto scaled = nlohmann::json::parse(MetricsJson(metrics));
+  EXPECT_EQ(scaled["loss_scale"], 4.0);
+  EXPECT_EQ(scaled["skipped"], "why");
   EXPECT_EQ(second["validation_loss"], 2.0);
   EXPECT_THAT(MetricsFile::Open("/no/such/folder/m"),
               StatusIs(absl::StatusCode::kNotFound, "/no/such/folder/m"));

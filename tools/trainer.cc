@@ -1,6 +1,7 @@
 #include "tools/trainer.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/status.h"
 #include "runtime/autograd/grad_mode.h"
@@ -9,15 +10,32 @@
 
 namespace tessera {
 
-// The loss is a mean over all counted tokens, however they are dealt out: each
-// rank adds up its own, times ranks over the global count, and gradients are
-// averaged over ranks.
 StepResult Trainer::Step(int64_t step,
                          std::span<const MicroBatch> micro_batches,
                          int64_t num_counted, bool stop) {
   const int world_size = sharded_.mesh().world()->world_size();
-  const double divisor = static_cast<double>(num_counted) / world_size;
+  StepResult result;
+  result.empty = num_counted == 0;
+  result.learning_rate = options_.learning_rate(step);
+  double loss = 0;
   sharded_.ZeroGrad();
+  if (!result.empty) {
+    const double divisor = static_cast<double>(num_counted) / world_size;
+    loss = RunMicroBatches(step, micro_batches, divisor);
+    Update(result);
+  }
+  const std::vector<double> sums = SumOverRanks({loss, stop ? 1.0 : 0.0});
+  result.loss = sums[0] / world_size;
+  result.stop = sums[1] > 0;
+  return result;
+}
+
+// The loss is a mean over all counted tokens, however they are dealt out: each
+// rank adds up its own, times ranks over the global count, and gradients are
+// averaged over ranks.
+double Trainer::RunMicroBatches(int64_t step,
+                                std::span<const MicroBatch> micro_batches,
+                                double divisor) {
   double loss = 0;
   RandomContext random = {.seed = options_.seed, .step = step};
   for (size_t i = 0; i < micro_batches.size(); ++i) {
@@ -28,24 +46,30 @@ StepResult Trainer::Step(int64_t step,
     sharded_.set_requires_gradient_sync(i + 1 == micro_batches.size());
     loss += RunMicroBatch(micro_batches[i], divisor);
   }
-  StepResult result;
-  result.grad_norm = sharded_.GradNorm();
-  if (options_.clip > 0) ClipInStep(result.grad_norm);
-  result.learning_rate = options_.learning_rate(step);
-  optimizer_.set_lr(result.learning_rate);
-  optimizer_.Step();
-  const std::vector<double> sums = SumOverRanks({loss, stop ? 1.0 : 0.0});
-  result.loss = sums[0] / world_size;
-  result.stop = sums[1] > 0;
-  return result;
+  return loss;
 }
 
-// The optimizer multiplies gradients while it reads them, which saves a pass
-// over all of them.
-void Trainer::ClipInStep(double norm) {
-  const auto coefficient =
-      static_cast<float>(ClipCoefficient(norm, options_.clip));
-  optimizer_.SetGradScale(Tensor::FromVector<float>({coefficient}, {1}));
+// The optimizer multiplies gradients while it reads them, by what clips and
+// what undoes the scale of the loss: that saves passes over all of them. Norms
+// are the same on all ranks, and so is what follows from them.
+void Trainer::Update(StepResult& result) {
+  const double scale =
+      options_.scaler != nullptr ? options_.scaler->scale() : 1;
+  result.grad_norm = sharded_.GradNorm() / scale;
+  const double coefficient =
+      options_.clip > 0 ? ClipCoefficient(result.grad_norm, options_.clip) : 1;
+  optimizer_.set_lr(result.learning_rate);
+  if (options_.scaler != nullptr) {
+    result.overflowed = !options_.scaler->StepFused(
+        optimizer_, std::isfinite(result.grad_norm), coefficient);
+    options_.scaler->Update();
+    return;
+  }
+  if (options_.clip > 0) {
+    optimizer_.SetGradScale(
+        Tensor::FromVector<float>({static_cast<float>(coefficient)}, {1}));
+  }
+  optimizer_.Step();
 }
 
 double Trainer::RunMicroBatch(const MicroBatch& batch, double divisor) {
@@ -54,12 +78,16 @@ double Trainer::RunMicroBatch(const MicroBatch& batch, double divisor) {
   const Variable loss = model_.Loss(
       {batch.ids_BT, batch.position_ids_BT, batch.segment_starts_BT}, labels,
       {.divisor = divisor});
-  loss.Backward();
+  if (options_.scaler != nullptr) {
+    options_.scaler->Scale(loss).Backward();
+  } else {
+    loss.Backward();
+  }
   return loss.data().Item();
 }
 
-double Trainer::Validate(const TokenRows& rows, int64_t batch,
-                         int64_t num_batches) {
+std::optional<double> Trainer::Validate(const TokenRows& rows, int64_t batch,
+                                        int64_t num_batches) {
   const NoGrad no_grad;
   model_.Eval();
   Communicator& world = *sharded_.mesh().world();
@@ -83,7 +111,9 @@ double Trainer::Validate(const TokenRows& rows, int64_t batch,
                .Item();
   }
   model_.Train();
-  return SumOverRanks({sum})[0] / static_cast<double>(count);
+  const double whole = SumOverRanks({sum})[0];
+  if (count == 0) return std::nullopt;
+  return whole / static_cast<double>(count);
 }
 
 std::vector<double> Trainer::SumOverRanks(const std::vector<double>& values) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "fsdp/fully_shard.h"
 #include "runtime/data/token_rows.h"
 #include "runtime/nn/causal_lm.h"
+#include "runtime/optim/grad_scaler.h"
 #include "runtime/optim/optimizer.h"
 
 namespace tessera {
@@ -18,6 +20,9 @@ struct TrainerOptions {
   std::function<double(int64_t step)> learning_rate;
   double clip = 1;  // 0: the norm is only reported.
   uint64_t seed = 0;
+  // Scales losses, so that gradients survive float16; the trainer updates it,
+  // equally on all ranks. Null: none.
+  GradScaler* scaler = nullptr;
 };
 
 // This rank's rows of one micro-batch: row b is row first_row + b * row_stride
@@ -37,6 +42,10 @@ struct StepResult {
   double grad_norm = 0;
   double learning_rate = 0;
   bool stop = false;  // Some rank asked for the end.
+  // The step left the model as it was, on all ranks: no token counts (loss and
+  // norm are 0 then), or the scaled gradient is not finite.
+  bool empty = false;
+  bool overflowed = false;
 };
 
 // Owns nothing; everything that it is given outlives it. All ranks make the
@@ -54,18 +63,22 @@ class Trainer {
   // of all ranks count together, the sum of their counts: however unequally
   // they are dealt out, each weighs as much in the gradient. `stop` of any rank
   // is every rank's. Gradients are clipped by the optimizer: those that stay
-  // are not.
+  // are not. Without a counted token nothing runs.
   StepResult Step(int64_t step, std::span<const MicroBatch> micro_batches,
                   int64_t num_counted, bool stop = false);
 
   // The mean loss over the first `num_batches` batches of `batch` rows,
-  // dealt out to ranks; fewer when there is less. Leaves the model in training
-  // mode.
-  double Validate(const TokenRows& rows, int64_t batch, int64_t num_batches);
+  // dealt out to ranks; fewer when there is less; none when no token of them
+  // counts. Leaves the model in training mode.
+  std::optional<double> Validate(const TokenRows& rows, int64_t batch,
+                                 int64_t num_batches);
 
  private:
+  double RunMicroBatches(int64_t step,
+                         std::span<const MicroBatch> micro_batches,
+                         double divisor);
   double RunMicroBatch(const MicroBatch& batch, double divisor);
-  void ClipInStep(double norm);
+  void Update(StepResult& result);
   std::vector<double> SumOverRanks(const std::vector<double>& values);
 
   FullyShardedModule& sharded_;

@@ -1,11 +1,14 @@
 // One step of the trainer is the step that is written out by hand.
 #include "tools/trainer.h"
 
+#include <cmath>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/nn/gpt2.h"
+#include "runtime/ops/elementwise.h"
 #include "runtime/optim/adamw.h"
 #include "runtime/optim/sgd.h"
 #include "tests/testing/run_ranks.h"
@@ -23,14 +26,16 @@ constexpr double kLearningRate = 1e-2;
 
 // A sharded model and its optimizer.
 struct Subject {
-  explicit Subject(const std::shared_ptr<Communicator>& world)
+  explicit Subject(const std::shared_ptr<Communicator>& world,
+                   const FullyShardOptions& options = {})
       : model({.vocab_size = kVocabulary,
                .n_positions = 16,
                .n_embd = 16,
                .n_layer = 2,
                .n_head = 2}) {
     InitializeParameters(model, 3);
-    sharded = OrThrow(FullyShard(model, OrThrow(DeviceMesh::Create(world))));
+    sharded =
+        OrThrow(FullyShard(model, OrThrow(DeviceMesh::Create(world)), options));
     ParameterGroup group;
     for (const ShardedParameter& p : sharded->Parameters()) {
       group.parameters.push_back({p.name, p.variable});
@@ -125,6 +130,90 @@ TEST(TrainerTest, ACoefficientIsForOneStep) {
     b.optimizer->Step();
     hand.Step(1, {&batch, 1}, NumCounted(1));
     EXPECT_EQ(a.Values(/*gradients=*/false), b.Values(/*gradients=*/false));
+  });
+}
+
+// Labels of which none counts, as of a prompt that fills its row: the model
+// stays as it was, on all ranks, and `stop` is still heard.
+TEST(TrainerTest, AStepWithoutACountedTokenChangesNothing) {
+  RunRanks(2, [](const std::shared_ptr<Communicator>& world) {
+    Subject subject(world);
+    Trainer trainer(*subject.sharded, subject.model, *subject.optimizer,
+                    {.learning_rate = [](int64_t) { return 0.1; }});
+    const std::vector<double> before = subject.Values(/*gradients=*/false);
+    MicroBatch batch = {Ids(world->rank(), 0), world->rank(), 2};
+    batch.labels_BT = ops::Full({kBatch, kLength}, -100, {DType::kInt64});
+    const bool stop = world->rank() == 1;
+    const StepResult result = trainer.Step(0, {&batch, 1}, 0, stop);
+    EXPECT_TRUE(result.empty);
+    EXPECT_TRUE(result.stop);
+    EXPECT_EQ(result.loss, 0);
+    EXPECT_EQ(result.grad_norm, 0);
+    EXPECT_EQ(subject.Values(/*gradients=*/false), before);
+    // The next one is a step like any other.
+    const MicroBatch counted = {Ids(world->rank(), 1), world->rank(), 2};
+    const StepResult next = trainer.Step(1, {&counted, 1}, NumCounted(2));
+    EXPECT_FALSE(next.empty);
+    EXPECT_TRUE(std::isfinite(next.grad_norm) && next.grad_norm > 0);
+    EXPECT_NE(subject.Values(/*gradients=*/false), before);
+    EXPECT_THROWS_ERROR(
+        subject.model.Loss(batch.ids_BT, batch.labels_BT, {.divisor = 0.0}),
+        absl::StatusCode::kInvalidArgument,
+        "the divisor has to be above 0 and finite, got 0");
+  });
+}
+
+// Float16 holds nothing below 6e-8: without a scale, gradients of a loss over
+// so many tokens are 0; with one they are those of float32.
+TEST(TrainerTest, AScaledLossKeepsSmallGradients) {
+  constexpr int64_t kManyTokens = 3'000'000'000;
+  FullyShardOptions half;
+  half.mixed_precision = *MixedPrecision::Parse("fp16", 2);
+  half.mixed_precision.output_dtype.reset();  // The loss is an output.
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+    const auto norm = [&](const FullyShardOptions& options,
+                          GradScaler* scaler) {
+      Subject subject(world, options);
+      Trainer trainer(*subject.sharded, subject.model, *subject.optimizer,
+                      {.learning_rate = [](int64_t) { return kLearningRate; },
+                       .scaler = scaler});
+      const MicroBatch batch = {Ids(world->rank(), 0), world->rank(), 2};
+      return trainer.Step(0, {&batch, 1}, kManyTokens).grad_norm;
+    };
+    GradScaler scaler({.init_scale = 0x1p30});
+    const double expected = norm({}, nullptr);
+    EXPECT_EQ(norm(half, nullptr), 0);
+    EXPECT_NEAR(norm(half, &scaler), expected, 0.02 * expected);
+    EXPECT_EQ(scaler.state().good_steps, 1);
+  });
+}
+
+// One rank's gradient is too large: all ranks skip, halve the scale and go on.
+TEST(TrainerTest, AScaleThatIsTooLargeFalls) {
+  FullyShardOptions half;
+  half.mixed_precision = *MixedPrecision::Parse("fp16", 2);
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+    Subject subject(world, half);
+    GradScaler scaler({.init_scale = 0x1p26});
+    Trainer trainer(*subject.sharded, subject.model, *subject.optimizer,
+                    {.learning_rate = [](int64_t) { return kLearningRate; },
+                     .scaler = &scaler});
+    const MicroBatch batch = {Ids(world->rank(), 0), world->rank(), 2};
+    double scale = scaler.scale();
+    int num_skipped = 0;
+    std::vector<double> before = subject.Values(/*gradients=*/false);
+    for (; num_skipped < 26; ++num_skipped) {
+      const StepResult result =
+          trainer.Step(num_skipped, {&batch, 1}, NumCounted(2));
+      EXPECT_TRUE(std::isfinite(result.loss));
+      if (!result.overflowed) break;
+      EXPECT_EQ(subject.Values(/*gradients=*/false), before);
+      EXPECT_EQ(scaler.scale(), scale / 2);
+      scale = scaler.scale();
+    }
+    EXPECT_GT(num_skipped, 0);
+    EXPECT_LT(num_skipped, 26);
+    EXPECT_NE(subject.Values(/*gradients=*/false), before);
   });
 }
 
@@ -331,7 +420,7 @@ TEST(TrainerTest, ValidatesOverCountedTokens) {
       Subject subject(world);
       Trainer trainer(*subject.sharded, subject.model, *subject.optimizer,
                       {.learning_rate = [](int64_t) { return 0.1; }});
-      const double loss = trainer.Validate(Rows(), 4, 9);
+      const double loss = trainer.Validate(Rows(), 4, 9).value();
       const TokenBatch all = PackedBatch({0, 1, 2, 3, 4, 5}, 0);
       const double whole = num_ranks > 1
                                ? expected
@@ -345,6 +434,27 @@ TEST(TrainerTest, ValidatesOverCountedTokens) {
       if (num_ranks == 1) expected = whole;
     });
   }
+}
+
+// Rows of which no token counts have no mean loss.
+TEST(TrainerTest, NothingToValidate) {
+  class Rows final : public TokenRows {
+   public:
+    int64_t num_rows() const override { return 3; }
+    int64_t length() const override { return kLength; }
+    int64_t num_counted(int64_t) const override { return 0; }
+    TokenBatch Batch(std::span<const int64_t> rows) const override {
+      TokenBatch batch = PackedBatch({rows.begin(), rows.end()}, 0);
+      ops::Fill(batch.labels_BT, -100);
+      return batch;
+    }
+  };
+  RunRanks(2, [](const std::shared_ptr<Communicator>& world) {
+    Subject subject(world);
+    Trainer trainer(*subject.sharded, subject.model, *subject.optimizer,
+                    {.learning_rate = [](int64_t) { return 0.1; }});
+    EXPECT_EQ(trainer.Validate(Rows(), 2, 9), std::nullopt);
+  });
 }
 
 }  // namespace

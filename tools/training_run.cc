@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/save_folder.h"
 #include "checkpoint/huggingface/write_config.h"
@@ -28,15 +29,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// With --minutes: steps that are measured before their number is chosen, of
-// which the first make buffers, and the part of the time that is for the rest.
+// With --minutes: steps that are measured before their number is chosen.
 constexpr int64_t kNumMeasuredSteps = 8;
-constexpr int64_t kNumIgnoredSteps = 3;
-constexpr double kTrainingShare = 0.9;
-
-double Seconds(Clock::time_point from, Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
 
 std::string ReshardText(const FullyShardOptions& options) {
   if (!options.reshard_after_forward.has_value()) return "true";
@@ -191,9 +185,15 @@ absl::Status TrainingRun::MakeTrainer() {
                          .total_steps = num_steps_},
                         step);
   };
-  trainer_ = std::make_unique<Trainer>(
-      *sharded_, *model_, *optimizer_,
-      TrainerOptions{learning_rate, options_.clip, options_.seed});
+  const MixedPrecision& mixed = options_.sharding.mixed_precision;
+  if (mixed.param_dtype == DType::kFloat16 ||
+      mixed.reduce_dtype == DType::kFloat16) {
+    scaler_ = std::make_unique<GradScaler>();
+  }
+  trainer_ =
+      std::make_unique<Trainer>(*sharded_, *model_, *optimizer_,
+                                TrainerOptions{learning_rate, options_.clip,
+                                               options_.seed, scaler_.get()});
   return absl::OkStatus();
 }
 
@@ -216,6 +216,7 @@ absl::Status TrainingRun::OpenFolder() {
   if (!options_.resume.empty()) {
     ASSIGN_OR_RETURN(state_, ResumeRun(Parts(), options_.resume, state_));
     sampler_->Seek(state_.data_position);
+    RETURN_IF_ERROR(TakeSavedScale());
     if (options_.minutes > 0) {
       RETURN_IF_ERROR(TakeChosenSteps());
     }
@@ -231,6 +232,24 @@ absl::Status TrainingRun::OpenFiles() {
   ASSIGN_OR_RETURN(MetricsFile file,
                    MetricsFile::Open(folder_ + "/metrics.jsonl"));
   metrics_.emplace(std::move(file));
+  return absl::OkStatus();
+}
+
+// A checkpoint of a run in another type has none.
+absl::Status TrainingRun::TakeSavedScale() {
+  const auto found = state_.values.find("loss_scale");
+  if (scaler_ == nullptr || found == state_.values.end()) {
+    return absl::OkStatus();
+  }
+  const std::vector<std::string> parts = absl::StrSplit(found->second, ' ');
+  GradScalerState saved{};
+  if (parts.size() != 2 || !absl::SimpleAtod(parts[0], &saved.scale) ||
+      !absl::SimpleAtoi(parts[1], &saved.good_steps) || !(saved.scale > 0)) {
+    return absl::DataLossError(
+        absl::StrCat("resume: the checkpoint's loss_scale is \"", found->second,
+                     "\", wanted a scale and a count"));
+  }
+  scaler_->set_state(saved);
   return absl::OkStatus();
 }
 
@@ -292,11 +311,13 @@ absl::Status TrainingRun::Run() {
 }
 
 absl::Status TrainingRun::Train(bool* stopped) {
-  const double before = trainer_->Validate(*data_.validation, options_.batch,
-                                           options_.eval_batches);
+  const std::optional<double> before = trainer_->Validate(
+      *data_.validation, options_.batch, options_.eval_batches);
   if (first()) {
-    std::printf("step %d  validation %.4f nats a token\n",
-                static_cast<int>(state_.step), before);
+    std::printf("step %d  validation %s\n", static_cast<int>(state_.step),
+                before.has_value()
+                    ? absl::StrFormat("%.4f nats a token", *before).c_str()
+                    : "has no token that counts");
     std::fflush(stdout);
   }
   start_ = measured_since_ = Clock::now();
@@ -321,104 +342,12 @@ absl::Status TrainingRun::Train(bool* stopped) {
   return absl::OkStatus();
 }
 
-StepResult TrainingRun::TakeStep() {
-  std::vector<MicroBatch> micro_batches;
-  int64_t num_counted = 0;
-  for (int64_t i = 0; i < options_.accumulate; ++i) {
-    num_counted += data_.train->NumCounted(sampler_->NextOfAllRanks());
-    const TokenBatch batch = data_.train->Batch(sampler_->Next());
-    micro_batches.push_back({batch.ids_BT, world_->rank(), world_->world_size(),
-                             batch.labels_BT, batch.position_ids_BT,
-                             batch.segment_starts_BT});
-  }
-  const StepResult result = trainer_->Step(state_.step, micro_batches,
-                                           num_counted, stop_.requested());
-  // A norm that is none has spoilt what would be saved after this step.
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-    throw Error(absl::FailedPreconditionError(absl::StrCat(
-        "step ", state_.step + 1, ": the loss is ", result.loss,
-        ", the norm of the gradient ", result.grad_norm,
-        "; lower --lr, or resume from an earlier checkpoint",
-        options_.sharding.mixed_precision.param_dtype == DType::kFloat16
-            ? "; float16 holds no number above 65504: "
-              "--mixed_precision=bf16 does"
-            : "")));
-  }
-  ++state_.step;
-  state_.data_position = sampler_->position();
-  if (state_.step - measured_step_ == kNumIgnoredSteps &&
-      measured_since_ == start_) {
-    measured_since_ = Clock::now();
-    measured_step_ = state_.step;
-  }
-  return result;
-}
-
-absl::Status TrainingRun::ChooseNumSteps() {
-  const Clock::time_point now = Clock::now();
-  const double step_seconds =
-      Seconds(measured_since_, now) /
-      static_cast<double>(std::max<int64_t>(state_.step - measured_step_, 1));
-  const double left =
-      options_.minutes * 60 * kTrainingShare - Seconds(start_, now);
-  const auto mine =
-      state_.step + static_cast<int64_t>(std::max(left, 0.0) / step_seconds);
-  ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   world_->AllGatherBytes(absl::StrCat(mine), "steps"));
-  TESSERA_CHECK(absl::SimpleAtoi(all[0], &num_steps_));
-  steps_are_chosen_ = true;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<double> TrainingRun::Validate() {
-  const Clock::time_point before = Clock::now();
-  const double loss = trainer_->Validate(*data_.validation, options_.batch,
-                                         options_.eval_batches);
-  if (!std::isfinite(loss)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("step ", state_.step, ": the validation loss is ", loss,
-                     "; lower --lr, or resume from an earlier checkpoint"));
-  }
-  measured_since_ += Clock::now() - before;  // Not part of the speed.
-  return loss;
-}
-
-absl::Status TrainingRun::Report(const StepResult& result) {
-  StepMetrics metrics;
-  const bool last = state_.step == num_steps_ || result.stop;
-  if (last ||
-      (options_.eval_every > 0 && state_.step % options_.eval_every == 0)) {
-    ASSIGN_OR_RETURN(metrics.validation_loss, Validate());
-  }
-  if (!first()) return absl::OkStatus();
-  const double seconds = Seconds(measured_since_, Clock::now());
-  const auto num_steps = static_cast<double>(state_.step - measured_step_);
-  if (num_steps > 0 && seconds > 0) steps_per_second_ = num_steps / seconds;
-  metrics.step = state_.step;
-  metrics.num_steps = num_steps_;
-  metrics.loss = result.loss;
-  metrics.learning_rate = result.learning_rate;
-  metrics.grad_norm = result.grad_norm;
-  metrics.tokens_per_second = steps_per_second_ *
-                              static_cast<double>(options_.batch) *
-                              data_.tokens_per_row;
-  metrics.flops_share = metrics.tokens_per_second *
-                        model_->FlopsPerToken(options_.seq) / peak_flops_;
-  metrics.memory_bytes = AllocatorOf(CurrentDevice()).stats().peak_bytes;
-  metrics.seconds_left =
-      steps_per_second_ > 0
-          ? static_cast<double>(num_steps_ - state_.step) / steps_per_second_
-          : 0;
-  RETURN_IF_ERROR(metrics_->Append(MetricsJson(metrics)));
-  if (last || state_.step % options_.log_every == 0 ||
-      metrics.validation_loss.has_value()) {
-    std::printf("%s\n", ProgressLine(metrics).c_str());
-    std::fflush(stdout);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status TrainingRun::Save() {
+  if (scaler_ != nullptr) {
+    const GradScalerState scale = scaler_->state();
+    state_.values["loss_scale"] =
+        absl::StrFormat("%.17g %d", scale.scale, scale.good_steps);
+  }
   state_.values.erase("chosen_steps");
   if (options_.minutes > 0) {
     state_.values["chosen_steps"] =

@@ -59,7 +59,10 @@ class TrainingRun {
   void PrintPlan() const;
   absl::Status Train(bool* stopped);
   StepResult TakeStep();
-  absl::StatusOr<double> Validate();
+  void CheckStep(const StepResult& result) const;
+  void WarnOfEmptySteps();
+  absl::Status TakeSavedScale();
+  absl::StatusOr<std::optional<double>> Validate();
   absl::Status Report(const StepResult& result);
   absl::Status ChooseNumSteps();
   absl::Status Save();
@@ -81,12 +84,14 @@ class TrainingRun {
   std::shared_ptr<CausalLM> model_;
   std::unique_ptr<FullyShardedModule> sharded_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<GradScaler> scaler_;  // Of a run in float16.
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Sampler> sampler_;
   std::unique_ptr<RunSaver> saver_;
   std::optional<MetricsFile> metrics_;
   RunState state_;  // As of the last finished step.
   int64_t num_steps_ = 0;
+  bool warned_of_empty_steps_ = false;
   bool steps_are_chosen_;  // Or, with --minutes, still to be measured.
   double peak_flops_ = 0;  // Of all ranks together.
   // Since when, and from which step on, the speed is counted.

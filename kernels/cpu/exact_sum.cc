@@ -1,6 +1,7 @@
 // Exact sums of squares and magnitudes; see [Note: exact sums].
 //
-// A term is exact in double: a square of 24 bits has 48. A block of terms below
+// A term is exact in double: a square of 24 bits has 48. (Of float64 it is
+// rounded once, and terms are added one by one.) A block of terms below
 // 2^E is cut into levels: (t + M) - M with M = 1.5 * 2^(52 + g) is t rounded to
 // a multiple of 2^g, and the rest is exact. With g = E + log2(block) - 53 the
 // sum of a level's multiples over the block is exact in double in any order.
@@ -137,9 +138,7 @@ void AddNarrow(const T* x, int64_t n, int64_t* words) {
 template <ExactTerm kTerm, typename T>
 void AddRange(const T* x, int64_t n, int64_t* words) {
   if constexpr (std::is_same_v<T, double>) {
-    double sum = 0;
-    for (int64_t i = 0; i < n; ++i) sum += TermOf<kTerm>(x[i]);
-    AddToExact(sum, words);
+    for (int64_t i = 0; i < n; ++i) AddToExact(TermOf<kTerm>(x[i]), words);
   } else {
     AddNarrow<kTerm>(x, n, words);
   }
@@ -185,11 +184,8 @@ absl::Status AddExact(const AddExactArgs& args, const Launch& launch) {
         "AddExact: wants contiguous floating values, got ",
         DTypeName(args.x.dtype), args.x.IsContiguous() ? "" : " with gaps"));
   }
-  // A sum in float64 depends on order: it is not split.
-  const int num_threads =
-      args.x.dtype == DType::kFloat64 ? 1 : launch.num_threads;
   int64_t* total = args.words.as<int64_t>();
-  ParallelRanges(args.x.num_elements(), kElementsPerThread, num_threads,
+  ParallelRanges(args.x.num_elements(), kElementsPerThread, launch.num_threads,
                  [&](int64_t begin, int64_t end) {
                    int64_t words[kExactWords] = {};
                    HWY_DYNAMIC_DISPATCH(AddExactRange)(args, begin, end, words);

@@ -1,6 +1,7 @@
 #include "runtime/functions/cross_entropy.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,11 @@ ops::CrossEntropyOptions OpOptions(const CrossEntropyOptions& options,
   ops::CrossEntropyOptions result;
   result.ignore_index = options.ignore_index;
   if (options.divisor.has_value()) {
+    if (!(*options.divisor > 0) || !std::isfinite(*options.divisor)) {
+      throw Error(absl::InvalidArgumentError(absl::StrCat(
+          "CrossEntropy: the divisor has to be above 0 and finite, got ",
+          *options.divisor, "; where no target counts there is no loss")));
+    }
     result.scale = 1.0 / *options.divisor;
   } else {
     result.counted = targets;

@@ -10,7 +10,8 @@
 namespace tessera::functions {
 
 // The loss is the sum over targets that are not `ignore_index`, divided by
-// `divisor`, or by their number when there is none (0 if none counts).
+// `divisor`, or by their number when there is none (0 if none counts). A
+// divisor that is not above 0 and finite throws.
 struct CrossEntropyOptions {
   int64_t ignore_index = -100;
   std::optional<double> divisor = {};

@@ -31,7 +31,8 @@ struct ModelInputs {
 // and so are gradients.
 struct LossOptions {
   // The loss is the sum over counted tokens divided by this (the count of the
-  // global batch over the number of ranks, say); when unset, by their number.
+  // global batch over the number of ranks, say), which has to be above 0 and
+  // finite; when unset, by their number.
   std::optional<double> divisor = {};
 };
 

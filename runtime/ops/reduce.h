@@ -36,8 +36,8 @@ struct ExactSum {
 };
 // Zero.
 ExactSum NewExactSum(Device device = CurrentDevice());
-// sum += the squares of x. Floating x. Of float64 it is a sum in float64,
-// which depends on order and split.
+// sum += the squares of x, each rounded to float64 where x is float64. Floating
+// x.
 void AddSquares(const Tensor& x, const ExactSum& sum);
 // sum += |x|, likewise.
 void AddMagnitudes(const Tensor& x, const ExactSum& sum);

@@ -92,6 +92,23 @@ bool GradScaler::Step(Optimizer& optimizer) {
   return true;
 }
 
+bool GradScaler::StepFused(Optimizer& optimizer, bool finite,
+                           double coefficient) {
+  if (progress_.contains(&optimizer)) {
+    OutOfOrder("StepFused after Unscale or Step of the same optimizer");
+  }
+  if (options_.enabled) {
+    progress_[&optimizer] = {ops::Full({1}, finite ? 0.0 : 1.0), true};
+    if (!finite) return false;
+  }
+  const Device device =
+      optimizer.groups().front().parameters.front().variable.device();
+  optimizer.SetGradScale(
+      ops::Full({1}, coefficient / scale(), {DType::kFloat32, device}));
+  optimizer.Step();
+  return true;
+}
+
 void GradScaler::Update() {
   if (!options_.enabled) return;
   if (progress_.empty()) {

@@ -59,6 +59,11 @@ class GradScaler {
   // was not finite. Returns whether it stepped. A gradient scale that was set
   // for a skipped step is dropped. Throws as Unscale when called twice.
   bool Step(Optimizer& optimizer);
+  // In place of both, without a pass of its own over the gradients: the
+  // optimizer multiplies them by `coefficient` (of clipping) over the scale
+  // while it reads them. `finite`: whether those of all ranks are, as their
+  // norm says; it has to be the same on all ranks. Returns whether it stepped.
+  bool StepFused(Optimizer& optimizer, bool finite, double coefficient = 1);
   // Chooses the next scale. Throws Error(kFailedPrecondition) when nothing was
   // unscaled since the last one.
   void Update();

@@ -54,6 +54,22 @@ TEST_F(GradScalerTest, ScalesTheLossAndUnscalesItsGradients) {
   EXPECT_EQ(x_.data().ToDoubles(), (std::vector<double>{-1, -2, -3}));
 }
 
+TEST_F(GradScalerTest, UnscalesAndClipsInTheOptimizersPass) {
+  GradScaler scaler({.init_scale = 16, .growth_interval = 2});
+  SetGradient(scaler, 2);
+  EXPECT_TRUE(scaler.StepFused(optimizer_, /*finite=*/true, 0.25));
+  EXPECT_EQ(Value(), -0.5);
+  EXPECT_EQ(x_.grad().ToDoubles()[0], 32);  // No pass over them.
+  EXPECT_THROWS_ERROR(scaler.StepFused(optimizer_, true),
+                      absl::StatusCode::kFailedPrecondition, "StepFused");
+  scaler.Update();
+  EXPECT_EQ(scaler.state().good_steps, 1);
+  EXPECT_FALSE(scaler.StepFused(optimizer_, /*finite=*/false));
+  scaler.Update();
+  EXPECT_EQ(Value(), -0.5);
+  EXPECT_EQ(scaler.scale(), 8);
+}
+
 TEST_F(GradScalerTest, SkipsBadStepsAndMovesTheScale) {
   GradScaler scaler({.init_scale = 16, .growth_interval = 2});
   EXPECT_TRUE(Step(scaler, 1));

@@ -10,6 +10,7 @@
 #include "runtime/ops/elementwise.h"
 #include "tests/distributed/case_models.h"
 #include "tests/distributed/sharded_run.h"
+#include "tests/testing/status_matchers.h"
 
 namespace tessera {
 namespace {
@@ -143,6 +144,49 @@ TEST(NormCases, IgnoredParametersBelongToTheNorm) {
 }
 
 // J.60: an element is on one rank, which can clip it by its value.
+// Replicas that clipped by different norms would drift apart. USE-03: what the
+// caller is left to keep equal can be checked.
+TEST(NormCases, IgnoredGradientsThatAreNotAveragedGiveOneNorm) {
+  Scenario scenario{
+      .make_model =
+          [] {
+            return MakeMlp({4, 6, 3});
+          },
+      .train =
+          [](Module& model, Pass& pass) {
+            const Variable x = CaseInput(2, 4, pass.rank(), 1);
+            pass.Backward(SumOfSquares(static_cast<CaseModule&>(model)(x)));
+          },
+      .num_steps = 0};
+  for (Mode mode : AllModes(4)) {
+    SCOPED_TRACE(mode.name);
+    mode.options.ignored_patterns = {".*\\.bias"};
+    mode.options.reduce_ignored_gradients = false;
+    std::vector<double> norms(4), own(4);
+    RunSharded(
+        scenario, 4, mode, [&](Module& model, FullyShardedModule& sharded) {
+          const int rank = sharded.mesh().world()->rank();
+          Pass pass(rank, 0, 1.0);
+          scenario.train(model, pass);
+          norms[rank] = sharded.GradNorm();
+          const Variable& bias = model.NamedParameters()[1].variable;
+          own[rank] = bias.grad().ToDoubles()[0];
+          EXPECT_OK(sharded.CheckIgnoredParameters());
+          if (rank == 2)
+            ops::Fill(bias.data().Narrow(0, 1, 1), FillValue(1) + 1);
+          EXPECT_THAT(sharded.CheckIgnoredParameters(),
+                      StatusIs(absl::StatusCode::kFailedPrecondition,
+                               "the parameters kept out of sharding of 0.bias "
+                               "differ between rank 0 and rank 2"));
+          if (rank == 2) ops::Fill(bias.data().Narrow(0, 1, 1), FillValue(1));
+        });
+    for (int rank = 1; rank < 4; ++rank) {
+      EXPECT_EQ(norms[rank], norms[0]);
+      EXPECT_NE(own[rank], own[0]);
+    }
+  }
+}
+
 TEST(NormCases, ClippingByValueWorksOnShards) {
   for (const Mode& mode : AllModes(4)) {
     const Outcome outcome = RunSharded(

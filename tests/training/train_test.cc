@@ -51,7 +51,8 @@ TEST_F(TrainTest, AResumedRunIsTheRunThatNeverStopped) {
       {"--ranks=1"},
       {"--ranks=2"},
       {"--ranks=2", "--fsdp_version=1", "--accumulate=3"},
-      {"--ranks=3", "--mixed_precision=bf16", "--compute_stream=queued"}};
+      {"--ranks=3", "--mixed_precision=bf16", "--compute_stream=queued"},
+      {"--ranks=2", "--mixed_precision=fp16"}};
   for (size_t i = 0; i < ways.size(); ++i) {
     const std::string whole = absl::StrCat("whole", i);
     const std::string resumed = absl::StrCat("resumed", i);
@@ -66,6 +67,12 @@ TEST_F(TrainTest, AResumedRunIsTheRunThatNeverStopped) {
     EXPECT_THAT(second.output, Not(HasSubstr("step 2/6")));
     ExpectSameFiles(Path(whole + "/model.safetensors"),
                     Path(resumed + "/model.safetensors"));
+    const nlohmann::json end = Metrics(Path(whole + "/metrics.jsonl")).back();
+    EXPECT_EQ(end.contains("loss_scale"), more[1] == "--mixed_precision=fp16");
+    EXPECT_EQ(end.value("loss_scale", 0.0),
+              Metrics(Path(resumed + "/metrics.jsonl"))
+                  .back()
+                  .value("loss_scale", 0.0));
     const std::string last = "/checkpoints/step-00000006/";
     for (const auto& file : fs::directory_iterator(Path(whole + last))) {
       const std::string name = file.path().filename();
