@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -103,12 +104,15 @@ class FullyShardedModule {
 
   // Calls `f` with each parameter's whole value, in the master type, on every
   // rank, one after the other: extra memory is one parameter. Collective; `f`
-  // may keep the tensor. Throws during a step.
+  // may keep the tensor. Throws during a step. What one rank throws, for lack
+  // of memory or in `f`, is thrown on all ranks, with the rank named, and ends
+  // the calls.
   void ForEachFullParameter(const std::function<void(const std::string& name,
                                                      const Tensor& whole)>& f);
   // The same for tensors that lie as the parameters do (moments of an
   // optimizer): `local(p)` is this rank's part, which every rank must have; a
-  // parameter for which it is undefined, on all ranks, is passed over.
+  // parameter for which it is undefined, on all ranks, is passed over. An error
+  // of `local` counts as one of `f`.
   void ForEachFullTensor(
       const std::function<Tensor(const ShardedParameter&)>& local,
       const std::function<void(const std::string& name, const Tensor& whole)>&
@@ -158,8 +162,12 @@ class FullyShardedModule {
     const Unit* unit = nullptr;
   };
   void CheckIdle(const char* operation) const;
+  void MakeIndex() const;
   Place Find(const Variable& variable) const;
-  Tensor GatherTensor(const ShardedParameter& p, const Tensor& mine);
+  const ShardedParameter* Find(const std::string& name) const;
+  GatherPart BuffersFor(const ShardedParameter& p, const Tensor& mine) const;
+  void Gather(const std::string& name, const GatherPart& buffers);
+  Tensor PutTogether(const ShardedParameter& p, const Tensor& parts) const;
   double SumNorm(const std::vector<Tensor>& grads, double norm_type);
   double MaxNorm(const std::vector<Tensor>& grads);
   double NormOfReplica(double norm_type);
@@ -170,6 +178,9 @@ class FullyShardedModule {
   std::unique_ptr<ShardingContext> context_;
   std::unique_ptr<Runner> runner_;
   std::vector<ShardedParameter> parameters_;
+  // Made when it is first asked for.
+  mutable std::map<std::string, const ShardedParameter*> by_name_;
+  mutable std::map<const VariableImpl*, Place> places_;
   std::vector<std::string> warnings_;
   StateDictSettings state_dict_settings_;
 };

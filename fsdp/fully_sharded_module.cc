@@ -81,99 +81,147 @@ Extent ExtentOf(const ShardedGroup& group, int parameter, int rank) {
 
 }  // namespace
 
+// [Note: one rank's error while gathering]
+// A rank that threw alone would leave the others waiting in a gather. So all
+// ranks say that they have what a gather needs, memory included, before it
+// begins; a rank with an error says that instead, whatever the others are about
+// to gather, and the error is thrown everywhere. Only a rank that keeps
+// parameters whole goes on alone until the next gather, or the end.
 void FullyShardedModule::ForEachFullTensor(
     const std::function<Tensor(const ShardedParameter&)>& local,
     const std::function<void(const std::string&, const Tensor&)>& f) {
-  CheckIdle("ForEachFullTensor");
-  runner_->ReshardKept();
-  for (const ShardedParameter& p : parameters_) {
-    const Tensor mine = local(p);
+  Communicator& world = *context_->mesh->world();
+  const auto agree = [&](const absl::Status& status) {
+    OrThrow(world.AgreeOnStatus(status, "gather whole tensors"));
+  };
+  absl::Status status = Try([&] {
+    CheckIdle("ForEachFullTensor");
+    runner_->ReshardKept();
+  });
+  for (size_t i = 0; status.ok() && i < parameters_.size(); ++i) {
+    const ShardedParameter& p = parameters_[i];
+    const bool gathers = p.sharded && context_->shard != nullptr;
+    Tensor mine;
+    GatherPart buffers;
+    status = Try([&] {
+      mine = local(p);
+      if (mine.defined() && gathers) buffers = BuffersFor(p, mine);
+    });
+    if (!status.ok()) break;
     if (!mine.defined()) continue;
-    if (!p.sharded || context_->shard == nullptr) {
-      // Where all of it is one rank's shard, it may lie flat.
-      f(p.name, p.sharded ? mine.Reshape(p.global_shape) : mine);
-      continue;
+    if (gathers) {
+      agree(absl::OkStatus());
+      Gather(p.name, buffers);
     }
-    f(p.name, GatherTensor(p, mine));
+    status = Try([&] {
+      if (gathers) mine = PutTogether(p, buffers.whole);
+      buffers = {};
+      // Where all of it is one rank's shard, it may lie flat.
+      f(p.name, p.sharded && !gathers ? mine.Reshape(p.global_shape) : mine);
+    });
   }
+  agree(status);
 }
 
 // Every rank sends the longest piece's length; the pieces are then put
 // together.
-Tensor FullyShardedModule::GatherTensor(const ShardedParameter& p,
-                                        const Tensor& mine) {
+GatherPart FullyShardedModule::BuffersFor(const ShardedParameter& p,
+                                          const Tensor& mine) const {
   const Place place = Find(p.variable);
-  const ShardedGroup* group = place.group;
-  const int index = place.index;
   const int world = context_->shard_size;
   int64_t longest = 0;
   for (int r = 0; r < world; ++r) {
-    longest = std::max(longest, ExtentOf(*group, index, r).length);
+    longest = std::max(longest, ExtentOf(*place.group, place.index, r).length);
   }
   const TensorOptions options{mine.dtype(), context_->device};
   MemoryCategoryGuard guard(MemoryCategory::kScratch);
-  Tensor part = ops::Zeros({longest}, options);
+  const Tensor part = ops::Zeros({longest}, options);
   ops::Copy(ops::Contiguous(mine).Flatten(),
             part.Narrow(0, 0, mine.num_elements()));
-  Tensor parts = Tensor::Empty({world, longest}, options);
+  return {part, Tensor::Empty({world * longest}, options)};
+}
+
+// Is over when it returns: the next thing that ranks say to each other may take
+// the same way.
+void FullyShardedModule::Gather(const std::string& name,
+                                const GatherPart& buffers) {
+  if (buffers.whole.num_elements() == 0) return;
   Stream& stream = *context_->shard_stream;
-  Stream& compute = ComputeStream(context_->device);
-  stream.WaitFor(compute.Record());
-  const GatherPart whole[] = {{part, parts.Flatten()}};
-  OrThrow(context_->shard->AllGather(whole, stream, p.name));
-  compute.WaitFor(stream.Record());
+  stream.WaitFor(ComputeStream(context_->device).Record());
+  OrThrow(context_->shard->AllGather({&buffers, 1}, stream, name));
+  stream.Synchronize();
+}
+
+Tensor FullyShardedModule::PutTogether(const ShardedParameter& p,
+                                       const Tensor& parts) const {
+  const Place place = Find(p.variable);
+  const int world = context_->shard_size;
   Shape stored;
   for (int d : p.order) stored.Append(p.global_shape.dim(d));
-  Tensor result = Tensor::Empty(stored, options);
+  MemoryCategoryGuard guard(MemoryCategory::kScratch);
+  const Tensor result =
+      Tensor::Empty(stored, {parts.dtype(), context_->device});
+  const int64_t longest = parts.num_elements() / world;
   for (int r = 0; r < world; ++r) {
-    const Extent extent = ExtentOf(*group, index, r);
-    ops::Copy(parts.Select(0, r).Narrow(0, 0, extent.length),
+    const Extent extent = ExtentOf(*place.group, place.index, r);
+    ops::Copy(parts.Narrow(0, r * longest, extent.length),
               result.Flatten().Narrow(0, extent.begin, extent.length));
   }
-  // The buffers go when the collective is over, see [Note: buffers that two
-  // streams use].
   std::vector<int> inverse(p.order.size());
   for (size_t d = 0; d < p.order.size(); ++d) inverse[p.order[d]] = d;
   return result.Permute(inverse);
 }
 
-FullyShardedModule::Place FullyShardedModule::Find(
-    const Variable& variable) const {
+void FullyShardedModule::MakeIndex() const {
+  if (!by_name_.empty()) return;
+  for (const ShardedParameter& p : parameters_) by_name_[p.name] = &p;
   for (const auto& unit : runner_->units()) {
     for (const auto& group : unit->groups()) {
       auto& parameters = group->parameters();
       for (size_t i = 0; i < parameters.size(); ++i) {
-        if (parameters[i].variable.Is(variable)) {
-          return {group.get(), static_cast<int>(i), unit.get()};
-        }
+        places_[parameters[i].variable.impl().get()] = {
+            group.get(), static_cast<int>(i), unit.get()};
       }
     }
   }
-  return {};
+}
+
+FullyShardedModule::Place FullyShardedModule::Find(
+    const Variable& variable) const {
+  MakeIndex();
+  const auto found = places_.find(variable.impl().get());
+  return found == places_.end() ? Place() : found->second;
+}
+
+const ShardedParameter* FullyShardedModule::Find(
+    const std::string& name) const {
+  MakeIndex();
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
 }
 
 absl::Status FullyShardedModule::SetFullParameter(const std::string& name,
                                                   const Tensor& whole) {
-  for (ShardedParameter& p : parameters_) {
-    if (p.name != name) continue;
-    if (whole.shape() != p.global_shape) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("SetFullParameter: ", name, " has shape ",
-                       p.global_shape.ToString(), ", got ", whole.ToString()));
-    }
-    return Try([&] {
-      CheckIdle("SetFullParameter");
-      runner_->ReshardKept();
-      const Place place = Find(p.variable);
-      if (place.group == nullptr) {
-        ops::Copy(whole, p.variable.data());
-      } else {
-        place.group->SetFromWhole(place.index, whole);
-      }
-    });
+  const ShardedParameter* p = Find(name);
+  if (p == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("SetFullParameter: the module has no parameter ", name));
   }
-  return absl::NotFoundError(
-      absl::StrCat("SetFullParameter: the module has no parameter ", name));
+  if (whole.shape() != p->global_shape) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("SetFullParameter: ", name, " has shape ",
+                     p->global_shape.ToString(), ", got ", whole.ToString()));
+  }
+  return Try([&] {
+    CheckIdle("SetFullParameter");
+    runner_->ReshardKept();
+    const Place place = Find(p->variable);
+    if (place.group == nullptr) {
+      ops::Copy(whole, p->variable.data());
+    } else {
+      place.group->SetFromWhole(place.index, whole);
+    }
+  });
 }
 
 absl::Status FullyShardedModule::CheckIgnoredParameters() {
@@ -201,13 +249,13 @@ void FullyShardedModule::ReleaseBuffers() {
 
 absl::StatusOr<UnitState> FullyShardedModule::StateOf(
     const std::string& parameter_name) const {
-  for (const ShardedParameter& p : parameters_) {
-    if (p.name != parameter_name) continue;
-    const Place place = Find(p.variable);
-    return place.unit == nullptr ? UnitState::kUnsharded : place.unit->state();
+  const ShardedParameter* p = Find(parameter_name);
+  if (p == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("StateOf: the module has no parameter ", parameter_name));
   }
-  return absl::NotFoundError(
-      absl::StrCat("StateOf: the module has no parameter ", parameter_name));
+  const Place place = Find(p->variable);
+  return place.unit == nullptr ? UnitState::kUnsharded : place.unit->state();
 }
 
 }  // namespace tessera

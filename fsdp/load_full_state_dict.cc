@@ -1,16 +1,16 @@
 #include "fsdp/load_full_state_dict.h"
 
-#include <algorithm>
-#include <optional>
-#include <set>
+#include <spdlog/spdlog.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "fsdp/comm/json_of_rank0.h"
 #include "fsdp/name_differences.h"
+#include "fsdp/parameter_names.h"
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
 #include "runtime/ops/elementwise.h"
@@ -27,14 +27,10 @@ struct Target {
 };
 
 std::vector<Target> TargetsOf(FullyShardedModule& model) {
-  std::map<const VariableImpl*, std::vector<std::string>> names;
-  for (const NamedVariable& p : model.module().NamedParameters(true)) {
-    names[p.variable.impl().get()].push_back(p.name);
-  }
+  const ParameterNames names(model.module());
   std::vector<Target> targets;
   for (const ShardedParameter& p : model.Parameters()) {
-    targets.push_back(
-        {names.at(p.variable.impl().get()), p.variable, p.global_shape});
+    targets.push_back({names.Of(p.variable), p.variable, p.global_shape});
   }
   for (const NamedBuffer& b : model.module().NamedBuffers()) {
     if (!b.persistent) continue;
@@ -43,65 +39,91 @@ std::vector<Target> TargetsOf(FullyShardedModule& model) {
   return targets;
 }
 
-// "NAME|TYPE|SHAPE" a line: what a dictionary holds, for ranks without one.
-std::string Listing(const FullStateDict& dict) {
-  std::vector<std::string> lines;
-  for (const auto& [name, tensor] : dict) {
-    lines.push_back(absl::StrCat(name, "|", IsFloating(tensor.dtype()), "|",
-                                 tensor.shape().ToString()));
-  }
-  return absl::StrJoin(lines, "\n");
-}
-
+// What a dictionary holds, for ranks without one.
 struct Listed {
   bool floating = false;
-  std::string shape;
+  Shape shape;
 };
+using Listing = std::map<std::string, Listed>;
 
-std::map<std::string, Listed> ParseListing(const std::string& text) {
-  std::map<std::string, Listed> listed;
-  const std::vector<std::string> lines =
-      absl::StrSplit(text, '\n', absl::SkipEmpty());
-  for (const std::string& line : lines) {
-    const size_t shape = line.rfind('|');
-    const size_t floating = line.rfind('|', shape - 1);
-    listed[line.substr(0, floating)] = {line[floating + 1] == '1',
-                                        line.substr(shape + 1)};
+Listing ListingOf(const FullStateDict& dict) {
+  Listing listing;
+  for (const auto& [name, tensor] : dict) {
+    listing[name] = {IsFloating(tensor.dtype()), tensor.shape()};
   }
-  return listed;
+  return listing;
 }
 
-// The name under which each target is in the dictionary; one error of all that
-// does not fit.
-absl::StatusOr<std::vector<std::string>> Match(
-    const std::vector<Target>& targets,
-    const std::map<std::string, Listed>& listed) {
-  std::vector<std::string> found;
+nlohmann::json ToJson(const Listing& listing) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const auto& [name, listed] : listing) {
+    const Dims& sizes = listed.shape.sizes();
+    json.push_back({name, listed.floating,
+                    std::vector<int64_t>(sizes.begin(), sizes.end())});
+  }
+  return json;
+}
+
+Listing FromJson(const nlohmann::json& json) {
+  Listing listing;
+  for (const nlohmann::json& item : json) {
+    Listed& listed = listing[item.at(0).get<std::string>()];
+    listed.floating = item.at(1).get<bool>();
+    listed.shape = Shape(item.at(2).get<std::vector<int64_t>>());
+  }
+  return listing;
+}
+
+void Compare(const std::string& name, const Listed& has, const Target& target,
+             NameDifferences& differences) {
+  const DType dtype = target.variable.dtype();
+  if (has.shape == target.shape && has.floating == IsFloating(dtype)) return;
+  differences.mismatched.push_back(
+      absl::StrCat(name, " is ", has.floating ? "floating " : "integer ",
+                   has.shape.ToString(), ", wanted ", DTypeName(dtype), " ",
+                   target.shape.ToString()));
+}
+
+// The names under which each target is in the dictionary, at least one; one
+// error of all that does not fit.
+absl::StatusOr<std::vector<std::vector<std::string>>> Match(
+    const std::vector<Target>& targets, const Listing& listing) {
+  std::vector<std::vector<std::string>> found;
   NameDifferences differences;
-  for (const auto& [name, unused] : listed) differences.unexpected.insert(name);
+  for (const auto& [name, unused] : listing) {
+    differences.unexpected.insert(name);
+  }
   for (const Target& target : targets) {
-    const auto name =
-        std::find_if(target.names.begin(), target.names.end(),
-                     [&](const std::string& n) { return listed.contains(n); });
-    for (const std::string& n : target.names) differences.unexpected.erase(n);
-    if (name == target.names.end()) {
-      differences.missing.push_back(target.names[0]);
-      continue;
+    std::vector<std::string>& names = found.emplace_back();
+    for (const std::string& name : target.names) {
+      differences.unexpected.erase(name);
+      const auto listed = listing.find(name);
+      if (listed == listing.end()) continue;
+      names.push_back(name);
+      Compare(name, listed->second, target, differences);
     }
-    found.push_back(*name);
-    const Listed& has = listed.at(*name);
-    if (has.shape == target.shape.ToString() &&
-        has.floating == IsFloating(target.variable.dtype())) {
-      continue;
-    }
-    differences.mismatched.push_back(
-        absl::StrCat(*name, " is ", has.floating ? "floating " : "integer ",
-                     has.shape, ", wanted ", DTypeName(target.variable.dtype()),
-                     " ", target.shape.ToString()));
+    if (names.empty()) differences.missing.push_back(target.names[0]);
   }
   RETURN_IF_ERROR(
       differences.AsStatus("load full state dict: it is not the model's"));
   return found;
+}
+
+// Once both have the type of what takes them.
+bool HaveSameValues(const Tensor& a, const Tensor& b, DType dtype) {
+  if (a.storage() == b.storage() && a.dtype() == b.dtype() &&
+      a.storage_offset() == b.storage_offset()) {
+    return true;
+  }
+  return VisitDType(dtype, [&]<typename T>() {
+    const std::vector<T> x = ops::Cast(a, dtype).ToVector<T>();
+    const std::vector<T> y = ops::Cast(b, dtype).ToVector<T>();
+    if constexpr (std::is_same_v<T, bool>) {
+      return x == y;
+    } else {  // NaN is NaN.
+      return std::memcmp(x.data(), y.data(), x.size() * sizeof(T)) == 0;
+    }
+  });
 }
 
 // Sends or takes the tensors one by one.
@@ -117,9 +139,10 @@ class Loader {
 
   absl::Status Run() {
     RETURN_IF_ERROR(Check());
-    absl::Status status;  // Of this rank; it must not end the broadcasts.
+    // Of this rank; it must not end the broadcasts.
+    absl::Status status = Try([&] { WarnOfUntied(); });
     for (size_t i = 0; i < targets_.size(); ++i) {
-      RETURN_IF_ERROR(Load(targets_[i], names_[i], status));
+      RETURN_IF_ERROR(Load(targets_[i], names_[i][0], status));
     }
     return world_.AgreeOnStatus(status, "load full state dict");
   }
@@ -130,19 +153,40 @@ class Loader {
   absl::Status Check() {
     RETURN_IF_ERROR(world_.AgreeOnStatus(Try([&] { model_.Reshard(); }),
                                          "load full state dict"));
-    const std::string mine = has_values() ? Listing(dict_) : "";
-    std::string listing = mine;
+    Listing listing;
     if (from_rank0_) {
-      ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                       world_.AllGatherBytes(mine, "names of a state dict"));
-      listing = all[0];
+      ASSIGN_OR_RETURN(const nlohmann::json shared,
+                       JsonOfRank0(
+                           world_, [&] { return ToJson(ListingOf(dict_)); },
+                           "names of a state dict"));
+      listing = FromJson(shared);
+    } else {
+      listing = ListingOf(dict_);
     }
-    absl::StatusOr<std::vector<std::string>> names =
-        Match(targets_, ParseListing(listing));
+    auto names = Match(targets_, listing);
     RETURN_IF_ERROR(
         world_.AgreeOnStatus(names.status(), "load full state dict"));
     names_ = *std::move(names);
     return absl::OkStatus();
+  }
+
+  // A parameter that is tied here may stand twice in a dictionary.
+  void WarnOfUntied() const {
+    if (world_.rank() != 0) return;
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      const std::string& used = names_[i][0];
+      for (size_t n = 1; n < names_[i].size(); ++n) {
+        const std::string& other = names_[i][n];
+        if (HaveSameValues(dict_.at(used), dict_.at(other),
+                           targets_[i].variable.dtype())) {
+          continue;
+        }
+        spdlog::warn(
+            "load full state dict: {} and {} are tied in the model but differ "
+            "in the dictionary; {} is used",
+            used, other, used);
+      }
+    }
   }
 
   absl::Status Load(const Target& target, const std::string& name,
@@ -190,7 +234,8 @@ class Loader {
   const FullStateDict& dict_;
   const bool from_rank0_;
   const std::vector<Target> targets_;
-  std::vector<std::string> names_;  // Of each target, in the dictionary.
+  // Of each target, in the dictionary.
+  std::vector<std::vector<std::string>> names_;
 };
 
 }  // namespace

@@ -11,7 +11,8 @@
 namespace tessera {
 
 // Whole tensors by the names of the plain model; of a tied parameter under one
-// of its names or all.
+// of its names or all: then the first counts, with a warning where the values
+// differ.
 using FullStateDict = std::map<std::string, Tensor>;
 
 struct FullStateDictOptions {
