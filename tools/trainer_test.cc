@@ -163,31 +163,6 @@ TEST(TrainerTest, AStepWithoutACountedTokenChangesNothing) {
   });
 }
 
-// Float16 holds nothing below 6e-8: without a scale, gradients of a loss over
-// so many tokens are 0; with one they are those of float32.
-TEST(TrainerTest, AScaledLossKeepsSmallGradients) {
-  constexpr int64_t kManyTokens = 3'000'000'000;
-  FullyShardOptions half;
-  half.mixed_precision = *MixedPrecision::Parse("fp16", 2);
-  half.mixed_precision.output_dtype.reset();  // The loss is an output.
-  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
-    const auto norm = [&](const FullyShardOptions& options,
-                          GradScaler* scaler) {
-      Subject subject(world, options);
-      Trainer trainer(*subject.sharded, subject.model, *subject.optimizer,
-                      {.learning_rate = [](int64_t) { return kLearningRate; },
-                       .scaler = scaler});
-      const MicroBatch batch = {Ids(world->rank(), 0), world->rank(), 2};
-      return trainer.Step(0, {&batch, 1}, kManyTokens).grad_norm;
-    };
-    GradScaler scaler({.init_scale = 0x1p30});
-    const double expected = norm({}, nullptr);
-    EXPECT_EQ(norm(half, nullptr), 0);
-    EXPECT_NEAR(norm(half, &scaler), expected, 0.02 * expected);
-    EXPECT_EQ(scaler.state().good_steps, 1);
-  });
-}
-
 // One rank's gradient is too large: all ranks skip, halve the scale and go on.
 TEST(TrainerTest, AScaleThatIsTooLargeFalls) {
   FullyShardOptions half;
