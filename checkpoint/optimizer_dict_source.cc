@@ -1,12 +1,10 @@
 // States of an optimizer from a dictionary in memory.
-#include <set>
+#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "checkpoint/optimizer_state_dict.h"
+#include "fsdp/comm/json_of_rank0.h"
 #include "fsdp/local_part.h"
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
@@ -69,41 +67,22 @@ class Rank0Source : public DictSource {
 
   // Tells the others what there is. Collective.
   absl::Status Share() {
-    std::vector<std::string> lines;
-    for (const OptimizerStateDict::Entry& e : dict_.entries) {
-      if (world_.rank() != 0) break;
-      const bool step = e.state == "step";
-      const auto value = step ? ReadStep(e.parameter) : 0.0;
-      lines.push_back(
-          absl::StrCat(e.parameter, "|", e.state, "|",
-                       static_cast<int64_t>(value.value_or(-1)), "|",
-                       absl::StrJoin(e.rows.global_shape.sizes(), ",")));
-    }
-    ASSIGN_OR_RETURN(
-        const std::vector<std::string> all,
-        world_.AllGatherBytes(absl::StrJoin(lines, "\n"), "saved states"));
+    ASSIGN_OR_RETURN(const nlohmann::json shared,
+                     JsonOfRank0(
+                         world_, [&] { return List(); }, "saved states"));
     listing_.clear();
-    const std::vector<std::string> shared =
-        absl::StrSplit(all[0], '\n', absl::SkipEmpty());
-    for (const std::string& line : shared) {
-      const std::vector<std::string> words = absl::StrSplit(line, '|');
-      const size_t n = words.size();
-      if (n < 4) continue;
-      const std::string name = absl::StrJoin(
-          std::vector<std::string>(words.begin(), words.end() - 3), "|");
-      Shape shape;
-      const std::vector<std::string> sizes =
-          absl::StrSplit(words[n - 1], ',', absl::SkipEmpty());
-      for (const std::string& size : sizes) shape.Append(std::stoll(size));
-      listing_[name][words[n - 3]] = shape;
-      if (words[n - 3] == "step") steps_[name] = std::stoll(words[n - 2]);
+    for (const nlohmann::json& item : shared) {
+      const auto name = item.at(0).get<std::string>();
+      const auto state = item.at(1).get<std::string>();
+      listing_[name][state] = Shape(item.at(2).get<std::vector<int64_t>>());
+      if (state == "step") steps_[name] = item.at(3).get<double>();
     }
     return absl::OkStatus();
   }
 
   absl::StatusOr<double> ReadStep(const std::string& parameter) override {
     const auto found = steps_.find(parameter);
-    if (found != steps_.end()) return static_cast<double>(found->second);
+    if (found != steps_.end()) return found->second;
     return DictSource::ReadStep(parameter);
   }
 
@@ -130,8 +109,23 @@ class Rank0Source : public DictSource {
   }
 
  private:
+  // Of rank 0: parameter, state, shape and, of a step, the number.
+  absl::StatusOr<nlohmann::json> List() {
+    nlohmann::json list = nlohmann::json::array();
+    for (const OptimizerStateDict::Entry& e : dict_.entries) {
+      double step = 0;
+      if (e.state == "step") {
+        ASSIGN_OR_RETURN(step, DictSource::ReadStep(e.parameter));
+      }
+      const Dims& sizes = e.rows.global_shape.sizes();
+      list.push_back({e.parameter, e.state,
+                      std::vector<int64_t>(sizes.begin(), sizes.end()), step});
+    }
+    return list;
+  }
+
   Communicator& world_;
-  std::map<std::string, int64_t> steps_;
+  std::map<std::string, double> steps_;
 };
 
 }  // namespace

@@ -130,22 +130,28 @@ class FolderSource : public OptimizerStateSource {
     return LocalPart(p, whole);
   }
 
+  // [Note: groups of older versions] The items are single fields; of torch 2.3
+  // and older, whole groups; or the list of them. What an item is says its
+  // path.
   absl::StatusOr<std::vector<PickleDict>> ReadGroups() override {
     std::vector<PickleDict> groups;
     for (const auto& [key, item] : checkpoint_.metadata().values) {
       const DistributedPath path = checkpoint_.PathOf(key);
-      if (path.size() != 4 || path[1] != Step(kGroups)) continue;
-      const auto* index = std::get_if<int64_t>(&path[2]);
-      const auto* field = std::get_if<std::string>(&path[3]);
-      if (index == nullptr || field == nullptr || *index < 0 ||
-          *index >= kMostGroups) {
+      if (path.size() < 2 || path.size() > 4 || path[1] != Step(kGroups)) {
         continue;
       }
+      ASSIGN_OR_RETURN(PickleValue value, checkpoint_.ReadValue(key));
+      if (path.size() == 2) {
+        PickleDict whole;
+        whole.emplace_back(kGroups, std::move(value));
+        return GroupsIn(PickleValue(std::move(whole)));
+      }
+      const auto* index = std::get_if<int64_t>(&path[2]);
+      if (index == nullptr || *index < 0 || *index >= kMostGroups) continue;
       if (*index >= static_cast<int64_t>(groups.size())) {
         groups.resize(*index + 1);
       }
-      ASSIGN_OR_RETURN(PickleValue value, checkpoint_.ReadValue(key));
-      groups[*index].emplace_back(*field, std::move(value));
+      RETURN_IF_ERROR(AddFields(path, std::move(value), groups[*index]));
     }
     return groups;
   }
@@ -153,6 +159,23 @@ class FolderSource : public OptimizerStateSource {
  private:
   static constexpr int64_t kMostGroups = 100000;
   using Step = DistributedPath::value_type;
+
+  // One field, or all.
+  static absl::Status AddFields(const DistributedPath& path, PickleValue value,
+                                PickleDict& group) {
+    if (path.size() == 4) {
+      const auto* field = std::get_if<std::string>(&path[3]);
+      if (field != nullptr) group.emplace_back(*field, std::move(value));
+      return absl::OkStatus();
+    }
+    if (value.AsDict() == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("load optimizer: ", DistributedKey(path), " is ",
+                       value.Describe(), ", wanted a dictionary"));
+    }
+    for (auto& field : *value.AsDict()) group.push_back(std::move(field));
+    return absl::OkStatus();
+  }
 
   void AddState(const std::string& key, const Shape& shape) {
     const DistributedPath path = checkpoint_.PathOf(key);

@@ -1,15 +1,16 @@
 #include "checkpoint/optimizer_state_dict.h"
 
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/whole_number.h"
+#include "fsdp/comm/json_of_rank0.h"
 #include "fsdp/name_differences.h"
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
 #include "runtime/ops/elementwise.h"
-#include "runtime/optim/adamw.h"
-#include "runtime/optim/sgd.h"
 
 namespace tessera {
 namespace {
@@ -46,10 +47,10 @@ class DictBuilder {
   DictBuilder(FullyShardedModule& module, const Optimizer& optimizer)
       : module_(module),
         states_(StatesOf(optimizer)),
-        makes_zeros_(dynamic_cast<const AdamW*>(&optimizer) != nullptr) {}
+        makes_zeros_(TorchOptimizerOf(optimizer) == TorchOptimizer::kAdamW) {}
 
-  std::vector<OptimizerStateDict::Entry> Build(bool full, bool keeps,
-                                               bool offload) {
+  // What one rank throws in it all ranks throw.
+  void Gather(bool full, bool keeps, bool offload) {
     std::set<std::string> names;
     for (const auto& [parameter, tensors] : states_.tensors) {
       for (const auto& [name, tensor] : tensors) names.insert(name);
@@ -76,7 +77,20 @@ class DictBuilder {
                             CopyOf(whole, offload)});
           });
     }
-    return keeps ? Entries() : std::vector<OptimizerStateDict::Entry>();
+  }
+
+  // After Gather.
+  std::vector<OptimizerStateDict::Entry> Entries() {
+    std::vector<OptimizerStateDict::Entry> entries;
+    for (const ShardedParameter& p : module_.Parameters()) {
+      if (IsAbsent(p)) continue;
+      entries.push_back(
+          {p.name, kStep, {Shape{}, {}, StepTensor(states_.steps.at(p.name))}});
+      for (auto& [name, rows] : found_[p.name]) {
+        entries.push_back({p.name, name, std::move(rows)});
+      }
+    }
+    return entries;
   }
 
  private:
@@ -99,29 +113,11 @@ class DictBuilder {
                       {AccumulateDType(data.dtype()), data.device()});
   }
 
-  std::vector<OptimizerStateDict::Entry> Entries() {
-    std::vector<OptimizerStateDict::Entry> entries;
-    for (const ShardedParameter& p : module_.Parameters()) {
-      if (IsAbsent(p)) continue;
-      entries.push_back(
-          {p.name, kStep, {Shape{}, {}, StepTensor(states_.steps.at(p.name))}});
-      for (auto& [name, rows] : found_[p.name]) {
-        entries.push_back({p.name, name, std::move(rows)});
-      }
-    }
-    return entries;
-  }
-
   FullyShardedModule& module_;
   const States states_;
   const bool makes_zeros_;
   std::map<std::string, std::map<std::string, TensorRows>> found_;
 };
-
-bool WantsStates(const Optimizer& optimizer, const OptimizerOptions& options) {
-  return dynamic_cast<const Sgd*>(&optimizer) == nullptr ||
-         options.momentum != 0;
-}
 
 using Parameters = std::map<std::string, const ShardedParameter*>;
 
@@ -146,7 +142,7 @@ absl::Status Compare(const Parameters& parameters, const Optimizer& optimizer,
     differences.unexpected.insert(name);
   }
   for (const ParameterGroup& group : optimizer.groups()) {
-    const bool wants = WantsStates(optimizer, group.options);
+    const bool wants = optimizer.KeepsStates(group.options);
     for (const OptimizerParameter& p : group.parameters) {
       differences.unexpected.erase(p.name);
       const auto found = listing.find(p.name);
@@ -208,29 +204,27 @@ class StateLoader {
 
   // Rank 0 says what they are.
   absl::Status TakeOptions() {
+    ASSIGN_OR_RETURN(
+        const nlohmann::json shared,
+        JsonOfRank0(
+            world_,
+            [&]() -> absl::StatusOr<nlohmann::json> {
+              ASSIGN_OR_RETURN(const std::vector<PickleDict> groups,
+                               source_.ReadGroups());
+              ASSIGN_OR_RETURN(const std::vector<OptimizerOptions> options,
+                               OptionsOfParamGroups(optimizer_, groups));
+              return OptionsToJson(options);
+            },
+            "load optimizer"));
     absl::Status status;
-    std::string text;
-    if (world_.rank() == 0) {
-      const auto groups = source_.ReadGroups();
-      status = groups.status();
-      if (groups.ok()) {
-        const auto options = OptionsOfParamGroups(optimizer_, *groups);
-        status = options.status();
-        if (options.ok()) text = SerializeOptions(*options);
-      }
-    }
-    RETURN_IF_ERROR(world_.AgreeOnStatus(status, "load optimizer"));
-    ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                     world_.AllGatherBytes(text, "options of an optimizer"));
-    const auto options = ParseOptions(all[0]);
-    status = options.status();
-    if (status.ok() && options->size() != optimizer_.groups().size()) {
+    if (shared.size() != optimizer_.groups().size()) {
       status = absl::FailedPreconditionError(
           "load optimizer: rank 0's optimizer has another number of groups");
     }
     RETURN_IF_ERROR(world_.AgreeOnStatus(status, "load optimizer"));
-    for (size_t g = 0; g < options->size(); ++g) {
-      optimizer_.options(static_cast<int>(g)) = (*options)[g];
+    const std::vector<OptimizerOptions> options = OptionsFromJson(shared);
+    for (size_t g = 0; g < options.size(); ++g) {
+      optimizer_.options(static_cast<int>(g)) = options[g];
     }
     return absl::OkStatus();
   }
@@ -241,11 +235,13 @@ class StateLoader {
     absl::Status status = Try([&] { MakeZeros(); });
     for (const ParameterGroup& group : optimizer_.groups()) {
       for (const OptimizerParameter& p : group.parameters) {
-        const absl::Status added = AddStates(p, states);
+        const absl::Status added = Try([&] { return AddStates(p, states); });
         if (status.ok()) status = added;
       }
     }
-    if (status.ok()) status = optimizer_.LoadState(states);
+    if (status.ok()) {
+      status = Try([&] { return optimizer_.LoadState(states); });
+    }
     return world_.AgreeOnStatus(status, "load optimizer");
   }
 
@@ -269,11 +265,14 @@ class StateLoader {
       return absl::OkStatus();
     }
     // torch's SGD counts no steps: there has been one where there is a buffer.
-    double step = found->second.empty() ? 0 : 1;
+    int64_t step = found->second.empty() ? 0 : 1;
     if (found->second.contains(kStep)) {
-      ASSIGN_OR_RETURN(step, source_.ReadStep(p.name));
+      ASSIGN_OR_RETURN(const double number, source_.ReadStep(p.name));
+      ASSIGN_OR_RETURN(
+          step, WholeNumber(number, absl::StrCat("load optimizer: the step of ",
+                                                 p.name)));
     }
-    states.push_back({p.name, kStep, static_cast<int64_t>(step)});
+    states.push_back({p.name, kStep, step});
     if (step == 0 || !zeros_.defined()) return absl::OkStatus();
     for (const auto& [state, shape] : found->second) {
       if (state == kStep) continue;
@@ -292,15 +291,15 @@ class StateLoader {
     for (const NamedOptimizerState& entry : optimizer_.NamedState()) {
       const Tensor* tensor = std::get_if<Tensor>(&entry.value);
       if (tensor == nullptr) continue;
-      const auto part =
-          source_.ReadPart(*parameters_.at(entry.parameter), entry.state);
-      absl::Status filled = part.status();
-      if (part.ok() && tensor->num_elements() > 0) {
-        filled = Try([&] {
-          ops::Copy(*part, tensor->Flatten());
-          ComputeStream(tensor->device()).Synchronize();
-        });
-      }
+      const absl::Status filled = Try([&]() -> absl::Status {
+        ASSIGN_OR_RETURN(
+            const Tensor part,
+            source_.ReadPart(*parameters_.at(entry.parameter), entry.state));
+        if (tensor->num_elements() == 0) return absl::OkStatus();
+        ops::Copy(part, tensor->Flatten());
+        ComputeStream(tensor->device()).Synchronize();
+        return absl::OkStatus();
+      });
       if (status.ok()) status = filled;
     }
     return world_.AgreeOnStatus(status, "load optimizer");
@@ -317,23 +316,29 @@ class StateLoader {
 
 absl::StatusOr<OptimizerStateDict> GetOptimizerStateDict(
     FullyShardedModule& module, const Optimizer& optimizer) {
+  const StateDictSettings& settings = module.state_dict_settings();
+  const auto* full =
+      std::get_if<FullOptimStateDictConfig>(&settings.optim_config);
+  Communicator& world = *module.mesh().world();
+  const bool keeps = full == nullptr || !full->rank0_only || world.rank() == 0;
   OptimizerStateDict dict;
+  dict.type = settings.type;
+  DictBuilder builder(module, optimizer);
   RETURN_IF_ERROR(Try([&] {
-    const StateDictSettings& settings = module.state_dict_settings();
-    const auto* full =
-        std::get_if<FullOptimStateDictConfig>(&settings.optim_config);
-    dict.type = settings.type;
-    const bool keeps = full == nullptr || !full->rank0_only ||
-                       module.mesh().world()->rank() == 0;
-    dict.entries = DictBuilder(module, optimizer)
-                       .Build(full != nullptr, keeps,
-                              full != nullptr && full->offload_to_cpu);
-    if (keeps) dict.param_groups = ParamGroupsOf(optimizer);
+    builder.Gather(full != nullptr, keeps,
+                   full != nullptr && full->offload_to_cpu);
+  }));
+  const absl::Status status = Try([&] {
+    if (keeps) {
+      dict.entries = builder.Entries();
+      dict.param_groups = ParamGroupsOf(optimizer);
+    }
     for (const ShardedParameter& p : module.Parameters()) {
       ComputeStream(p.variable.device()).Synchronize();
       break;
     }
-  }));
+  });
+  RETURN_IF_ERROR(world.AgreeOnStatus(status, "optimizer state dict"));
   return dict;
 }
 

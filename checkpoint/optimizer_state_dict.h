@@ -34,7 +34,8 @@ struct OptimizerStateDict {
 
 // Of the type that is set for the module. Collective. Full: with rank0_only
 // the other ranks have no entry and no group. Sharded and local: rows, as in
-// the model's sharded dictionary.
+// the model's sharded dictionary. An error of one rank, say, for lack of
+// memory, is returned on all.
 absl::StatusOr<OptimizerStateDict> GetOptimizerStateDict(
     FullyShardedModule& module, const Optimizer& optimizer);
 
@@ -47,7 +48,8 @@ class OptimizerStateSource {
   using Listing = std::map<std::string, std::map<std::string, Shape>>;
   const Listing& listing() const { return listing_; }
 
-  // Called by all ranks in the same order, behind errors too.
+  // Called by all ranks in the same order, behind errors too. May throw, but
+  // not while other ranks wait.
   virtual absl::StatusOr<double> ReadStep(const std::string& parameter) = 0;
   // What this rank keeps of it: parameter.length elements, any floating type.
   virtual absl::StatusOr<Tensor> ReadPart(const ShardedParameter& parameter,
@@ -62,8 +64,9 @@ class OptimizerStateSource {
 // Sets states and options of an optimizer, which may be fresh. Collective. One
 // error on all ranks, before anything is changed, that lists all names: a
 // trained parameter without a state, a state of another shape, a parameter that
-// the optimizer does not have. Beside the optimizer's states the memory of one
-// of them is needed.
+// the optimizer does not have, options that it does not support. A disk that
+// fails later, or a lack of memory, leaves states that are neither. Beside the
+// optimizer's states the memory of one of them is needed.
 absl::Status LoadOptimizerStates(FullyShardedModule& module,
                                  Optimizer& optimizer,
                                  OptimizerStateSource& source);

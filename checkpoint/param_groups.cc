@@ -1,13 +1,11 @@
 #include "checkpoint/param_groups.h"
 
+#include <nlohmann/json.hpp>
 #include <set>
+#include <string>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "kernels/status.h"
 #include "runtime/optim/adamw.h"
 #include "runtime/optim/sgd.h"
@@ -28,24 +26,29 @@ class DictMaker {
   PickleDict dict_;
 };
 
+void AddAdamFields(const OptimizerOptions& o, DictMaker& fields) {
+  fields.Add("betas", PickleTuple{{o.beta1, o.beta2}}).Add("eps", o.eps);
+}
+
+void AddSgdFields(const OptimizerOptions& o, DictMaker& fields) {
+  fields.Add("momentum", o.momentum)
+      .Add("dampening", o.dampening)
+      .Add("nesterov", o.nesterov);
+}
+
 PickleDict FieldsOf(const Optimizer& optimizer, const OptimizerOptions& o) {
+  const TorchOptimizer kind = TorchOptimizerOf(optimizer);
   DictMaker fields;
   fields.Add("lr", o.lr).Add("weight_decay", o.weight_decay);
-  if (dynamic_cast<const AdamW*>(&optimizer) != nullptr) {
-    fields.Add("betas", PickleTuple{{o.beta1, o.beta2}})
-        .Add("eps", o.eps)
-        .Add("amsgrad", false)
-        .Add("maximize", false)
-        .Add("foreach", PickleValue())
+  if (kind != TorchOptimizer::kSgd) AddAdamFields(o, fields);
+  if (kind != TorchOptimizer::kAdamW) AddSgdFields(o, fields);
+  if (kind == TorchOptimizer::kAdamW) {
+    fields.Add("amsgrad", false)
         .Add("capturable", false)
-        .Add("differentiable", false)
-        .Add("fused", PickleValue())
         .Add("decoupled_weight_decay", true);
-  } else if (dynamic_cast<const Sgd*>(&optimizer) != nullptr) {
-    fields.Add("momentum", o.momentum)
-        .Add("dampening", o.dampening)
-        .Add("nesterov", o.nesterov)
-        .Add("maximize", false)
+  }
+  if (kind != TorchOptimizer::kNone) {
+    fields.Add("maximize", false)
         .Add("foreach", PickleValue())
         .Add("differentiable", false)
         .Add("fused", PickleValue());
@@ -73,8 +76,7 @@ std::set<std::string> NamesIn(const PickleDict& group) {
 }
 
 absl::Status Wrong(const std::string& what) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("load optimizer: param_groups: ", what));
+  return absl::FailedPreconditionError(what);
 }
 
 absl::Status TakeNumber(const PickleDict& group, const std::string& key,
@@ -95,7 +97,61 @@ absl::Status TakeNumber(const PickleDict& group, const std::string& key,
   return absl::OkStatus();
 }
 
-absl::Status TakeOptions(const PickleDict& group, OptimizerOptions& o) {
+// Of a field that is missing, or None, what it is without it.
+absl::StatusOr<bool> FlagIn(const PickleDict& group, const std::string& key,
+                            bool missing) {
+  const PickleValue* value = Find(group, key);
+  if (value == nullptr || value->is_none()) return missing;
+  if (const auto flag = value->AsBool()) return *flag;
+  if (const auto number = value->AsNumber()) return *number != 0;
+  return Wrong(
+      absl::StrCat(key, " is ", value->Describe(), ", wanted True or False"));
+}
+
+// An update that ours is not would go on with other steps than before.
+absl::Status RefuseOtherUpdates(TorchOptimizer kind, const PickleDict& group,
+                                const OptimizerOptions& o) {
+  for (const char* key : {"amsgrad", "maximize"}) {
+    if (o.extra.contains(key)) continue;  // It knows it.
+    ASSIGN_OR_RETURN(const bool is_set, FlagIn(group, key, false));
+    if (is_set) {
+      return Wrong(absl::StrCat(key, " is True, which is not supported"));
+    }
+  }
+  if (kind == TorchOptimizer::kAdamW) {
+    ASSIGN_OR_RETURN(const bool decoupled,
+                     FlagIn(group, "decoupled_weight_decay", true));
+    if (!decoupled && o.weight_decay != 0) {
+      return Wrong(
+          absl::StrCat("decoupled_weight_decay is False, as of Adam, with a "
+                       "weight_decay of ",
+                       o.weight_decay, "; only AdamW's is supported"));
+    }
+  }
+  if (kind == TorchOptimizer::kSgd && o.nesterov &&
+      (o.momentum <= 0 || o.dampening != 0)) {
+    return Wrong(absl::StrCat("nesterov is True with momentum ", o.momentum,
+                              " and dampening ", o.dampening,
+                              "; it needs momentum > 0 and dampening 0"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeBetas(const PickleDict& group, OptimizerOptions& o) {
+  const PickleValue* betas = Find(group, "betas");
+  if (betas == nullptr) return absl::OkStatus();
+  const PickleItems* items = betas->AsItems();
+  if (items == nullptr || items->size() != 2) {
+    return Wrong(
+        absl::StrCat("betas is ", betas->Describe(), ", wanted two numbers"));
+  }
+  const PickleDict two = {{"betas[0]", (*items)[0]}, {"betas[1]", (*items)[1]}};
+  RETURN_IF_ERROR(TakeNumber(two, "betas[0]", o.beta1));
+  return TakeNumber(two, "betas[1]", o.beta2);
+}
+
+absl::Status TakeOptions(TorchOptimizer kind, const PickleDict& group,
+                         OptimizerOptions& o) {
   RETURN_IF_ERROR(TakeNumber(group, "lr", o.lr));
   RETURN_IF_ERROR(TakeNumber(group, "weight_decay", o.weight_decay));
   RETURN_IF_ERROR(TakeNumber(group, "eps", o.eps));
@@ -104,22 +160,21 @@ absl::Status TakeOptions(const PickleDict& group, OptimizerOptions& o) {
   for (auto& [name, value] : o.extra) {
     RETURN_IF_ERROR(TakeNumber(group, name, value));
   }
-  if (const PickleValue* betas = Find(group, "betas"); betas != nullptr) {
-    const PickleItems* items = betas->AsItems();
-    if (items == nullptr || items->size() != 2) {
-      return Wrong("betas are not two numbers");
-    }
-    const PickleDict two = {{"0", (*items)[0]}, {"1", (*items)[1]}};
-    RETURN_IF_ERROR(TakeNumber(two, "0", o.beta1));
-    RETURN_IF_ERROR(TakeNumber(two, "1", o.beta2));
-  }
-  if (const PickleValue* nesterov = Find(group, "nesterov")) {
-    o.nesterov = nesterov->AsBool().value_or(o.nesterov);
-  }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(TakeBetas(group, o));
+  ASSIGN_OR_RETURN(o.nesterov, FlagIn(group, "nesterov", o.nesterov));
+  return RefuseOtherUpdates(kind, group, o);
 }
 
 }  // namespace
+
+TorchOptimizer TorchOptimizerOf(const Optimizer& optimizer) {
+  if (dynamic_cast<const AdamW*>(&optimizer) != nullptr) {
+    return TorchOptimizer::kAdamW;
+  }
+  return dynamic_cast<const Sgd*>(&optimizer) != nullptr
+             ? TorchOptimizer::kSgd
+             : TorchOptimizer::kNone;
+}
 
 std::vector<PickleDict> ParamGroupsOf(const Optimizer& optimizer) {
   std::vector<PickleDict> groups;
@@ -150,55 +205,40 @@ absl::StatusOr<std::vector<OptimizerOptions>> OptionsOfParamGroups(
     }
     for (const OptimizerParameter& p : group.parameters) {
       if (g < groups.size() && names[g].contains(p.name)) continue;
-      return Wrong(absl::StrCat(
-          p.name, " is in no saved group with ", group.parameters[0].name,
-          "; make the optimizer with the groups that were saved"));
+      return Wrong(
+          absl::StrCat("load optimizer: param_groups: ", p.name,
+                       " is in no saved group with ", group.parameters[0].name,
+                       "; make the optimizer with the groups that were saved"));
     }
-    RETURN_IF_ERROR(TakeOptions(groups[g], options.back()));
+    const absl::Status taken =
+        TakeOptions(TorchOptimizerOf(optimizer), groups[g], options.back());
+    if (!taken.ok()) {
+      return Annotate(taken,
+                      absl::StrCat("load optimizer: param_groups[", g, "]"));
+    }
   }
   return options;
 }
 
-std::string SerializeOptions(const std::vector<OptimizerOptions>& options) {
-  std::vector<std::string> lines;
+nlohmann::json OptionsToJson(const std::vector<OptimizerOptions>& options) {
+  nlohmann::json json = nlohmann::json::array();
   for (const OptimizerOptions& o : options) {
-    std::string line;
-    for (const double number :
-         {o.lr, o.weight_decay, o.beta1, o.beta2, o.eps, o.momentum,
-          o.dampening, o.nesterov ? 1.0 : 0.0}) {
-      absl::StrAppend(&line, absl::StrFormat("%.17g ", number));
-    }
-    for (const auto& [name, number] : o.extra) {
-      absl::StrAppend(&line, name, absl::StrFormat(" %.17g ", number));
-    }
-    lines.push_back(line);
+    json.push_back({o.lr, o.weight_decay, o.beta1, o.beta2, o.eps, o.momentum,
+                    o.dampening, o.nesterov, o.extra});
   }
-  return absl::StrJoin(lines, "\n");
+  return json;
 }
 
-absl::StatusOr<std::vector<OptimizerOptions>> ParseOptions(
-    const std::string& text) {
+std::vector<OptimizerOptions> OptionsFromJson(const nlohmann::json& json) {
   std::vector<OptimizerOptions> options;
-  const std::vector<std::string> lines =
-      absl::StrSplit(text, '\n', absl::SkipEmpty());
-  for (const std::string& line : lines) {
-    const std::vector<std::string> words =
-        absl::StrSplit(line, ' ', absl::SkipEmpty());
-    OptimizerOptions o;
-    double nesterov = 0;
-    double* const numbers[] = {&o.lr,        &o.weight_decay, &o.beta1,
-                               &o.beta2,     &o.eps,          &o.momentum,
-                               &o.dampening, &nesterov};
-    bool ok = words.size() >= std::size(numbers);
-    for (size_t i = 0; ok && i < std::size(numbers); ++i) {
-      ok = absl::SimpleAtod(words[i], numbers[i]);
-    }
-    for (size_t i = std::size(numbers); ok && i + 1 < words.size(); i += 2) {
-      ok = absl::SimpleAtod(words[i + 1], &o.extra[words[i]]);
-    }
-    if (!ok) return Wrong(absl::StrCat("rank 0 sent \"", line, "\""));
-    o.nesterov = nesterov != 0;
-    options.push_back(std::move(o));
+  for (const nlohmann::json& item : json) {
+    OptimizerOptions& o = options.emplace_back();
+    double* const numbers[] = {&o.lr,  &o.weight_decay, &o.beta1,    &o.beta2,
+                               &o.eps, &o.momentum,     &o.dampening};
+    size_t i = 0;
+    for (double* number : numbers) *number = item.at(i++).get<double>();
+    o.nesterov = item.at(i++).get<bool>();
+    o.extra = item.at(i).get<std::map<std::string, double>>();
   }
   return options;
 }

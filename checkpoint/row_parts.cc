@@ -78,16 +78,12 @@ void ForEachRows(
     rows.tensor = tensor;
     f(p, std::move(rows));
   };
-  module.Reshard();
-  for (const ShardedParameter& p : module.Parameters()) {
-    if (!LiesInRows(module, p)) continue;
-    const Tensor mine = local(p);
-    if (!mine.defined()) continue;
-    emit(p, ops::Contiguous(mine).Reshape(ShapeOfRows(module, p)));
-  }
   module.ForEachFullTensor(
       [&](const ShardedParameter& p) {
-        return LiesInRows(module, p) ? Tensor() : local(p);
+        const Tensor mine = local(p);
+        if (!mine.defined() || !LiesInRows(module, p)) return mine;
+        emit(p, ops::Contiguous(mine).Reshape(ShapeOfRows(module, p)));
+        return Tensor();  // There is nothing to gather.
       },
       [&](const std::string& name, const Tensor& whole) {
         const ShardedParameter& p = *by_name.at(name);
@@ -98,15 +94,14 @@ void ForEachRows(
       });
 }
 
-absl::StatusOr<Tensor> PartOfRows(FullyShardedModule& module,
-                                  const ShardedParameter& p,
-                                  const Tensor& somewhere) {
+namespace {
+
+// What one rank keeps of the ranks' rows of a tensor that lies otherwise: a
+// gather of all.
+absl::StatusOr<Tensor> PartOfGathered(FullyShardedModule& module,
+                                      const ShardedParameter& p,
+                                      const Tensor& somewhere) {
   const Device device = p.variable.device();
-  const Tensor rows = OnDevice(somewhere, device);
-  if (LiesInRows(module, p)) {
-    if (p.sharded && IsSharded(module)) return ops::Contiguous(rows).Flatten();
-    return LocalPart(p, rows);
-  }
   Communicator& shard = *module.mesh().shard();
   const int64_t share = ShareOf(p.global_shape, shard.world_size()) *
                         ElementsOfRow(p.global_shape);
@@ -114,6 +109,7 @@ absl::StatusOr<Tensor> PartOfRows(FullyShardedModule& module,
   Tensor part;
   RETURN_IF_ERROR(shard.AgreeOnStatus(
       Try([&] {
+        const Tensor rows = OnDevice(somewhere, device);
         part = ops::Zeros({share}, {rows.dtype(), device});
         ops::Copy(ops::Contiguous(rows).Flatten(),
                   part.Narrow(0, 0, rows.num_elements()));
@@ -129,6 +125,25 @@ absl::StatusOr<Tensor> PartOfRows(FullyShardedModule& module,
   }
   return LocalPart(p, whole.Narrow(0, 0, p.global_shape.num_elements())
                           .Reshape(p.global_shape));
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> PartOfRows(FullyShardedModule& module,
+                                  const ShardedParameter& p,
+                                  const Tensor& somewhere) {
+  if (!LiesInRows(module, p)) return PartOfGathered(module, p, somewhere);
+  absl::StatusOr<Tensor> part;
+  const absl::Status status = Try([&] {
+    const Tensor rows = OnDevice(somewhere, p.variable.device());
+    if (p.sharded && IsSharded(module)) {
+      part = ops::Contiguous(rows).Flatten();
+    } else {
+      part = LocalPart(p, rows);
+    }
+  });
+  if (!status.ok()) return status;
+  return part;
 }
 
 Tensor OnDevice(const Tensor& tensor, Device device) {

@@ -31,16 +31,18 @@ Shape ShapeOfRows(FullyShardedModule& module,
                   const ShardedParameter& parameter);
 
 // Calls `f` with this rank's rows of tensors that lie as the parameters do;
-// `local` as of FullyShardedModule::ForEachFullTensor. Collective. What lies
-// row by row already is shared and not copied; of others the whole is gathered,
-// one tensor at a time.
+// `local` and errors as of FullyShardedModule::ForEachFullTensor. Collective.
+// What lies row by row already is shared and not copied; of others the whole is
+// gathered, one tensor at a time.
 void ForEachRows(
     FullyShardedModule& module,
     const std::function<Tensor(const ShardedParameter&)>& local,
     const std::function<void(const ShardedParameter&, TensorRows)>& f);
 
 // The way back: what this rank keeps of a tensor of which `rows` are its rows,
-// as a vector of parameter.length elements. Collective.
+// as a vector of parameter.length elements. Collective; throws nothing. A rank
+// may get an error that others do not get, and goes on with the next parameter
+// as they do.
 absl::StatusOr<Tensor> PartOfRows(FullyShardedModule& module,
                                   const ShardedParameter& parameter,
                                   const Tensor& rows);

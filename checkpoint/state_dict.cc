@@ -3,7 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <map>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +10,7 @@
 #include "checkpoint/persistent_buffers.h"
 #include "fsdp/load_full_state_dict.h"
 #include "fsdp/name_differences.h"
+#include "fsdp/parameter_names.h"
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
 #include "runtime/ops/elementwise.h"
@@ -19,21 +19,6 @@ namespace tessera {
 namespace {
 
 using Entry = ModelStateDict::Entry;
-using NamesOfVariable = std::map<const VariableImpl*, std::vector<std::string>>;
-
-NamesOfVariable AllNames(FullyShardedModule& module) {
-  NamesOfVariable names;
-  for (const NamedVariable& p : module.module().NamedParameters(true)) {
-    names[p.variable.impl().get()].push_back(p.name);
-  }
-  return names;
-}
-
-const std::vector<std::string>& NamesOf(const NamesOfVariable& names,
-                                        const ShardedParameter& p) {
-  return names.at(p.variable.impl().get());
-}
-
 TensorRows WholeRows(const Tensor& tensor) {
   return {tensor.shape(), Dims(tensor.num_dims(), 0), tensor};
 }
@@ -46,14 +31,15 @@ void AddBuffers(FullyShardedModule& module, bool offload,
   }
 }
 
+// What one rank throws in it, for one of them, all ranks throw.
 ModelStateDict FullDict(FullyShardedModule& module,
                         const FullStateDictConfig& config) {
   ModelStateDict dict = {.type = StateDictType::kFullStateDict, .entries = {}};
   const bool keeps = !config.rank0_only || module.mesh().world()->rank() == 0;
   std::map<std::string, const std::vector<std::string>*> names;
-  const NamesOfVariable all = AllNames(module);
+  const ParameterNames all(module.module());
   for (const ShardedParameter& p : module.Parameters()) {
-    names[p.name] = &NamesOf(all, p);
+    names[p.name] = &all.Of(p.variable);
   }
   module.ForEachFullParameter(
       [&](const std::string& name, const Tensor& whole) {
@@ -63,15 +49,15 @@ ModelStateDict FullDict(FullyShardedModule& module,
           dict.entries.push_back({n, WholeRows(copy)});
         }
       });
-  if (keeps) AddBuffers(module, config.offload_to_cpu, dict);
   return dict;
 }
 
+// The same.
 ModelStateDict ShardedDict(FullyShardedModule& module,
                            const ShardedStateDictConfig& config) {
   ModelStateDict dict = {.type = StateDictType::kShardedStateDict,
                          .entries = {}};
-  const NamesOfVariable names = AllNames(module);
+  const ParameterNames names(module.module());
   ForEachRows(
       module, [](const ShardedParameter& p) { return p.variable.data(); },
       [&](const ShardedParameter& p, TensorRows rows) {
@@ -79,11 +65,10 @@ ModelStateDict ShardedDict(FullyShardedModule& module,
             rows.tensor.device().type != DeviceType::kCpu) {
           rows.tensor = CopyOf(rows.tensor, true);
         }
-        for (const std::string& n : NamesOf(names, p)) {
+        for (const std::string& n : names.Of(p.variable)) {
           dict.entries.push_back({n, rows});
         }
       });
-  AddBuffers(module, config.offload_to_cpu, dict);
   return dict;
 }
 
@@ -165,39 +150,49 @@ ModelStateDict LocalDict(FullyShardedModule& module,
     dict.entries.push_back(
         {p.name, WholeRows(CopyOf(p.variable.data(), config.offload_to_cpu))});
   }
-  AddBuffers(module, config.offload_to_cpu, dict);
   return dict;
 }
 
-// Names and shapes that a dictionary has to have; offsets, too.
+// The entries that a dictionary has to have.
 struct Wanted {
   std::string name;
+  DType dtype = DType::kFloat32;
   Shape global_shape;
   Dims offsets;
   Shape shape;
 };
 
-std::string DescribePart(const Shape& global, const Dims& offsets,
-                         const Shape& shape) {
-  std::vector<int64_t> at(offsets.begin(), offsets.end());
-  return absl::StrCat(shape.ToString(), " from [", absl::StrJoin(at, ", "),
-                      "] of ", global.ToString());
+std::string DescribePart(const Wanted& part) {
+  return absl::StrCat(IsFloating(part.dtype) ? "floating " : "integer ",
+                      part.shape.ToString(), " from [",
+                      absl::StrJoin(part.offsets, ", "), "] of ",
+                      part.global_shape.ToString());
+}
+
+using EntriesByName = std::map<std::string, const Entry*>;
+
+EntriesByName ByName(const ModelStateDict& dict) {
+  EntriesByName entries;
+  for (const Entry& e : dict.entries) entries.emplace(e.name, &e);
+  return entries;
 }
 
 absl::Status Compare(const std::vector<Wanted>& wanted,
-                     const ModelStateDict& dict) {
+                     const EntriesByName& entries) {
   NameDifferences differences;
-  for (const Entry& e : dict.entries) differences.unexpected.insert(e.name);
+  for (const auto& [name, entry] : entries) differences.unexpected.insert(name);
   for (const Wanted& w : wanted) {
     differences.unexpected.erase(w.name);
-    const Entry* e = dict.Find(w.name);
-    if (e == nullptr) {
+    const auto found = entries.find(w.name);
+    if (found == entries.end()) {
       differences.missing.push_back(w.name);
       continue;
     }
-    const std::string has = DescribePart(e->rows.global_shape, e->rows.offsets,
-                                         e->rows.tensor.shape());
-    const std::string wants = DescribePart(w.global_shape, w.offsets, w.shape);
+    const TensorRows& rows = found->second->rows;
+    const std::string has =
+        DescribePart({w.name, rows.tensor.dtype(), rows.global_shape,
+                      rows.offsets, rows.tensor.shape()});
+    const std::string wants = DescribePart(w);
     if (has != wants) {
       differences.mismatched.push_back(
           absl::StrCat(w.name, " is ", has, ", wanted ", wants));
@@ -207,48 +202,60 @@ absl::Status Compare(const std::vector<Wanted>& wanted,
 }
 
 Wanted WantedWhole(const std::string& name, const Tensor& tensor) {
-  return {name, tensor.shape(), Dims(tensor.num_dims(), 0), tensor.shape()};
+  return {name, tensor.dtype(), tensor.shape(), Dims(tensor.num_dims(), 0),
+          tensor.shape()};
+}
+
+absl::Status CheckSharded(FullyShardedModule& module,
+                          const EntriesByName& entries) {
+  std::vector<Wanted> wanted;
+  const ParameterNames names(module.module());
+  for (const ShardedParameter& p : module.Parameters()) {
+    const TensorRows rows = RowsOf(module, p);
+    for (const std::string& n : names.Of(p.variable)) {
+      wanted.push_back({n, p.variable.dtype(), p.global_shape, rows.offsets,
+                        ShapeOfRows(module, p)});
+    }
+  }
+  for (const NamedBuffer& b : PersistentBuffers(module.module())) {
+    wanted.push_back(WantedWhole(b.name, b.variable.data()));
+  }
+  return Compare(wanted, entries);
 }
 
 absl::Status LoadSharded(FullyShardedModule& module,
                          const ModelStateDict& dict) {
   Communicator& world = *module.mesh().world();
-  std::vector<Wanted> wanted;
-  const NamesOfVariable names = AllNames(module);
-  absl::Status status = Try([&] {
-    module.Reshard();
-    for (const ShardedParameter& p : module.Parameters()) {
-      const TensorRows rows = RowsOf(module, p);
-      for (const std::string& n : NamesOf(names, p)) {
-        wanted.push_back(
-            {n, p.global_shape, rows.offsets, ShapeOfRows(module, p)});
-      }
-    }
-    for (const NamedBuffer& b : PersistentBuffers(module.module())) {
-      wanted.push_back(WantedWhole(b.name, b.variable.data()));
-    }
-  });
-  if (status.ok()) status = Compare(wanted, dict);
-  RETURN_IF_ERROR(world.AgreeOnStatus(status, "load state dict"));
+  const EntriesByName entries = ByName(dict);
+  RETURN_IF_ERROR(world.AgreeOnStatus(Try([&] {
+                                        module.Reshard();
+                                        return CheckSharded(module, entries);
+                                      }),
+                                      "load state dict"));
+  absl::Status status;  // Of this rank; it must not end the others' gathers.
+  const auto note = [&](const absl::Status& next) {
+    if (status.ok()) status = next;
+  };
   for (const ShardedParameter& p : module.Parameters()) {
-    ASSIGN_OR_RETURN(const Tensor part,
-                     PartOfRows(module, p, dict.Find(p.name)->rows.tensor));
-    if (p.length == 0) continue;
+    const auto part = PartOfRows(module, p, entries.at(p.name)->rows.tensor);
+    note(part.status());
+    if (!part.ok() || p.length == 0) continue;
     const Tensor data = p.variable.data();
-    RETURN_IF_ERROR(Try([&] {
-      ops::Copy(part, Tensor::View(data.storage(), data.storage_offset(),
-                                   Shape{p.length}, data.dtype()));
+    note(Try([&] {
+      ops::Copy(*part, Tensor::View(data.storage(), data.storage_offset(),
+                                    Shape{p.length}, data.dtype()));
     }));
   }
   for (const NamedBuffer& b : PersistentBuffers(module.module())) {
-    RETURN_IF_ERROR(Try(
-        [&] { ops::Copy(dict.Find(b.name)->rows.tensor, b.variable.data()); }));
+    note(Try([&] {
+      ops::Copy(entries.at(b.name)->rows.tensor, b.variable.data());
+    }));
   }
-  return world.AgreeOnStatus(absl::OkStatus(), "load state dict");
+  return world.AgreeOnStatus(status, "load state dict");
 }
 
-absl::Status CheckLocal(FullyShardedModule& module,
-                        const ModelStateDict& dict) {
+absl::Status CheckLocal(FullyShardedModule& module, const ModelStateDict& dict,
+                        const EntriesByName& entries) {
   const std::string layout = LayoutOf(module);
   if (!dict.layout.empty() && dict.layout != layout) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -259,7 +266,8 @@ absl::Status CheckLocal(FullyShardedModule& module,
   }
   std::vector<Wanted> wanted;
   for (const FlatParameter& f : FlatParameters(module)) {
-    wanted.push_back({f.name, Shape{f.length}, Dims(1, 0), Shape{f.length}});
+    const Shape length = {f.length};
+    wanted.push_back({f.name, f.dtype, length, Dims(1, 0), length});
   }
   for (const ShardedParameter& p : module.Parameters()) {
     if (p.unit < 0) wanted.push_back(WantedWhole(p.name, p.variable.data()));
@@ -267,26 +275,29 @@ absl::Status CheckLocal(FullyShardedModule& module,
   for (const NamedBuffer& b : PersistentBuffers(module.module())) {
     wanted.push_back(WantedWhole(b.name, b.variable.data()));
   }
-  return Compare(wanted, dict);
+  return Compare(wanted, entries);
 }
 
 absl::Status LoadLocal(FullyShardedModule& module, const ModelStateDict& dict) {
   Communicator& world = *module.mesh().world();
-  absl::Status status = Try([&] { module.Reshard(); });
-  if (status.ok()) status = CheckLocal(module, dict);
+  const EntriesByName entries = ByName(dict);
+  absl::Status status = Try([&] {
+    module.Reshard();
+    return CheckLocal(module, dict, entries);
+  });
   RETURN_IF_ERROR(world.AgreeOnStatus(status, "load state dict"));
   status = Try([&] {
     for (const FlatParameter& flat : FlatParameters(module)) {
       ForEachMember(
-          flat, dict.Find(flat.name)->rows.tensor,
+          flat, entries.at(flat.name)->rows.tensor,
           [](const Tensor& from, const Tensor& to) { ops::Copy(from, to); });
     }
     for (const ShardedParameter& p : module.Parameters()) {
       if (p.unit >= 0) continue;
-      ops::Copy(dict.Find(p.name)->rows.tensor, p.variable.data());
+      ops::Copy(entries.at(p.name)->rows.tensor, p.variable.data());
     }
     for (const NamedBuffer& b : PersistentBuffers(module.module())) {
-      ops::Copy(dict.Find(b.name)->rows.tensor, b.variable.data());
+      ops::Copy(entries.at(b.name)->rows.tensor, b.variable.data());
     }
   });
   return world.AgreeOnStatus(status, "load state dict");
@@ -323,28 +334,66 @@ const ModelStateDict::Entry* ModelStateDict::Find(
   return nullptr;
 }
 
-absl::StatusOr<ModelStateDict> GetModelStateDict(FullyShardedModule& module) {
+namespace {
+
+// Parameters alone. An error is the same on all ranks.
+absl::StatusOr<ModelStateDict> DictOfParameters(
+    FullyShardedModule& module, const StateDictSettings& settings) {
   ModelStateDict dict;
-  RETURN_IF_ERROR(Try([&] {
-    const StateDictSettings settings = Effective(module);
-    switch (settings.type) {
-      case StateDictType::kFullStateDict:
-        dict = FullDict(module, std::get<FullStateDictConfig>(settings.config));
-        break;
-      case StateDictType::kShardedStateDict:
-        dict = ShardedDict(module,
-                           std::get<ShardedStateDictConfig>(settings.config));
-        break;
-      case StateDictType::kLocalStateDict:
-        dict =
-            LocalDict(module, std::get<LocalStateDictConfig>(settings.config));
-        break;
+  const absl::Status status = Try([&] {
+    if (settings.type == StateDictType::kFullStateDict) {
+      dict = FullDict(module, std::get<FullStateDictConfig>(settings.config));
+    } else if (settings.type == StateDictType::kShardedStateDict) {
+      dict = ShardedDict(module,
+                         std::get<ShardedStateDictConfig>(settings.config));
+    } else {
+      dict = LocalDict(module, std::get<LocalStateDictConfig>(settings.config));
     }
+  });
+  if (settings.type == StateDictType::kLocalStateDict) {
+    RETURN_IF_ERROR(
+        module.mesh().world()->AgreeOnStatus(status, "local state dict"));
+  }
+  if (!status.ok()) return status;
+  return dict;
+}
+
+// Whether this rank's dictionary has entries, and whether they leave the
+// device.
+struct Keeps {
+  bool entries = true;
+  bool offload = false;
+};
+
+Keeps WhatIsKept(FullyShardedModule& module,
+                 const StateDictSettings& settings) {
+  return std::visit(
+      [&](const auto& config) {
+        Keeps keeps = {.offload = config.offload_to_cpu};
+        if constexpr (requires { config.rank0_only; }) {
+          keeps.entries =
+              !config.rank0_only || module.mesh().world()->rank() == 0;
+        }
+        return keeps;
+      },
+      settings.config);
+}
+
+}  // namespace
+
+absl::StatusOr<ModelStateDict> GetModelStateDict(FullyShardedModule& module) {
+  const StateDictSettings settings = Effective(module);
+  ASSIGN_OR_RETURN(ModelStateDict dict, DictOfParameters(module, settings));
+  const Keeps keeps = WhatIsKept(module, settings);
+  const absl::Status status = Try([&] {
+    if (keeps.entries) AddBuffers(module, keeps.offload, dict);
     for (const ShardedParameter& p : module.Parameters()) {
       ComputeStream(p.variable.device()).Synchronize();
       break;
     }
-  }));
+  });
+  RETURN_IF_ERROR(
+      module.mesh().world()->AgreeOnStatus(status, "state dict of buffers"));
   return dict;
 }
 

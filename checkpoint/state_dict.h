@@ -27,6 +27,7 @@ struct ModelStateDict {
   // which rank of how many. Empty when it is not known.
   std::string layout = {};
 
+  // Looks at one after the other. Null when there is none.
   const Entry* Find(const std::string& name) const;
 };
 
@@ -40,11 +41,13 @@ struct ModelStateDict {
 // rank keeps, one parameter after the other, without padding.
 // Where nothing is sharded, sharded and local ones are full ones of all ranks,
 // with a warning.
+// An error of one rank, say, for lack of memory, is returned on all.
 absl::StatusOr<ModelStateDict> GetModelStateDict(FullyShardedModule& module);
 
 // Sets the model from a dictionary of the type that is set. Collective. One
 // error on all ranks, that lists all names, before anything is changed: of what
-// is missing, too much or of another shape; a local dictionary, of another
+// is missing, too much or of another shape, or has integers for floating values
+// or the other way round; a local dictionary, of another
 // layout (ranks, units). Full: with rank0_only, from rank 0's, else each rank
 // from its own.
 absl::Status LoadModelStateDict(FullyShardedModule& module,

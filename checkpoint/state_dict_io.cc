@@ -16,6 +16,7 @@
 #include "checkpoint/torch/torch_file.h"
 #include "checkpoint/torch/torch_weights.h"
 #include "checkpoint/torch/torch_writer.h"
+#include "fsdp/parameter_names.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
 
@@ -57,8 +58,9 @@ absl::Status MakeFolder(Communicator& world, const std::string& folder) {
 }
 
 void WarnOfOverwriting(Communicator& world, const std::string& folder) {
+  std::error_code ignored;
   if (world.rank() == 0 &&
-      fs::exists(fs::path(folder) / kDistributedMetadataName)) {
+      fs::exists(fs::path(folder) / kDistributedMetadataName, ignored)) {
     spdlog::warn("save state dict: {} is overwritten", folder);
   }
 }
@@ -131,16 +133,25 @@ absl::Status SaveFolder(Communicator& world, const std::string& folder,
   return SaveDistributed(world, folder, pieces, values);
 }
 
+absl::StatusOr<bool> Exists(const std::string& path) {
+  std::error_code error;
+  const bool exists = fs::exists(path, error);
+  if (error) return absl::ErrnoToStatus(error.value(), path);
+  return exists;
+}
+
 // What this rank's own file holds. Files are for as many ranks as wrote them.
 absl::StatusOr<PickleValue> ReadRankFile(const std::string& path,
                                          const std::string& next_path) {
-  if (!fs::exists(path)) {
+  ASSIGN_OR_RETURN(const bool exists, Exists(path));
+  if (!exists) {
     return absl::NotFoundError(absl::StrCat(
         path,
         ": there is no such file; files a rank are for as many ranks as "
         "saved them"));
   }
-  if (fs::exists(next_path)) {
+  ASSIGN_OR_RETURN(const bool more, Exists(next_path));
+  if (more) {
     return absl::FailedPreconditionError(absl::StrCat(
         next_path,
         ": there is a file of a rank that this run does not have; files a rank "
@@ -168,13 +179,10 @@ TensorRows AsRows(FullyShardedModule& module, const ShardedParameter* p,
 using Parameters = std::map<std::string, const ShardedParameter*>;
 
 Parameters ByEachName(FullyShardedModule& module) {
-  std::map<const VariableImpl*, const ShardedParameter*> known;
-  for (const ShardedParameter& p : module.Parameters()) {
-    known[p.variable.impl().get()] = &p;
-  }
+  const ParameterNames names(module.module());
   Parameters parameters;
-  for (const NamedVariable& p : module.module().NamedParameters(true)) {
-    parameters[p.name] = known.at(p.variable.impl().get());
+  for (const ShardedParameter& p : module.Parameters()) {
+    for (const std::string& name : names.Of(p.variable)) parameters[name] = &p;
   }
   return parameters;
 }
@@ -351,12 +359,13 @@ absl::Status LoadFsdpModel(FullyShardedModule& module,
   }
   if (type == StateDictType::kFullStateDict) return LoadWhole(module, path(0));
   absl::StatusOr<ModelStateDict> dict = ModelStateDict();
-  auto value = ReadRankFile(path(world.rank()), path(world.world_size()));
-  absl::Status status = value.status();
-  if (value.ok()) {
-    dict = ModelDictOf(module, type, *value);
-    status = dict.status();
-  }
+  const absl::Status status = Try([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(
+        const PickleValue value,
+        ReadRankFile(path(world.rank()), path(world.world_size())));
+    dict = ModelDictOf(module, type, value);
+    return dict.status();
+  });
   RETURN_IF_ERROR(world.AgreeOnStatus(status, "load state dict"));
   return LoadModelStateDict(module, *dict);
 }
@@ -371,12 +380,13 @@ absl::Status LoadFsdpOptimizer(FullyShardedModule& module, Optimizer& optimizer,
   };
   if (type == StateDictType::kShardedStateDict && !file.use_dcp) {
     absl::StatusOr<OptimizerStateDict> dict = OptimizerStateDict();
-    auto value = ReadRankFile(path(world.rank()), path(world.world_size()));
-    absl::Status status = value.status();
-    if (value.ok()) {
-      dict = OptimizerDictOf(module, *value);
-      status = dict.status();
-    }
+    const absl::Status status = Try([&]() -> absl::Status {
+      ASSIGN_OR_RETURN(
+          const PickleValue value,
+          ReadRankFile(path(world.rank()), path(world.world_size())));
+      dict = OptimizerDictOf(module, value);
+      return dict.status();
+    });
     RETURN_IF_ERROR(world.AgreeOnStatus(status, "load optimizer"));
     return LoadOptimizerStateDict(module, optimizer, *dict);
   }

@@ -75,6 +75,12 @@ TEST(LoadFullStateDictTest, BothNamesOfATiedTensorCount) {
       const auto load = [&] {
         return LoadFullStateDict(*sharded, dict, {.from_rank0 = from_rank0});
       };
+      // Names are what they are.
+      const std::string odd = "a\nb|1|[2]\xff\n";
+      if (!dict.empty()) dict[odd] = ops::Full({2}, 1);
+      EXPECT_THAT(load(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                   "unexpected: " + odd));
+      dict.erase(odd);
       if (!dict.empty()) dict[second] = ops::Full({13, 7}, 1);
       EXPECT_THAT(load(), StatusIs(absl::StatusCode::kFailedPrecondition,
                                    "lm_head.weight is floating [13, 7], "

@@ -76,24 +76,27 @@ bool IsTransposed(Module& module) {
   return false;
 }
 
-// What is there has to go where it would be taken for part of the new adapter.
+// Everything but the weights, which are there under another name. Weights that
+// would be taken for those of the new configuration go, when there is nothing
+// left to write but names.
 absl::Status WriteTexts(const std::string& folder,
                         const std::string& config_text,
                         const std::map<std::string, std::string>& texts) {
-  RETURN_IF_ERROR(MakeFolders(folder));
-  const std::string path = folder + "/adapter_config.json";
-  const absl::StatusOr<std::string> before = ReadFile(path);
-  if (!before.ok() || *before != config_text) {
-    for (const char* name : {kWeights, "adapter_model.bin"}) {
-      std::error_code ignored;
-      fs::remove(absl::StrCat(folder, "/", name), ignored);
-    }
-    RETURN_IF_ERROR(SyncFolder(folder));
-  }
   for (const auto& [name, text] : texts) {
     RETURN_IF_ERROR(WriteFile(absl::StrCat(folder, "/", name), text));
   }
-  return WriteFile(path, config_text);
+  const std::string path = folder + "/adapter_config.json";
+  const absl::StatusOr<std::string> before = ReadFile(path);
+  if (before.ok() && *before == config_text) return absl::OkStatus();
+  ASSIGN_OR_RETURN(NewFile config, NewFile::Create(path));
+  RETURN_IF_ERROR(config.WriteAt(0, config_text.data(),
+                                 static_cast<int64_t>(config_text.size())));
+  for (const char* name : {kWeights, "adapter_model.bin"}) {
+    std::error_code ignored;
+    fs::remove(absl::StrCat(folder, "/", name), ignored);
+  }
+  RETURN_IF_ERROR(SyncFolder(folder));
+  return config.Commit();
 }
 
 std::vector<TensorSpec> AdapterSpecs(const FullyShardedModule& module) {
@@ -118,9 +121,8 @@ absl::Status SaveAdapter(FullyShardedModule& module, const std::string& folder,
   Communicator& world = *module.mesh().world();
   std::optional<SafetensorsWriter> writer;
   const auto begin = [&]() -> absl::Status {
-    RETURN_IF_ERROR(WriteTexts(
-        folder, AdapterConfigText(config, IsTransposed(module.module())),
-        texts));
+    if (world.rank() != 0) return absl::OkStatus();
+    RETURN_IF_ERROR(MakeFolders(folder));
     ASSIGN_OR_RETURN(
         SafetensorsWriter made,
         SafetensorsWriter::Create(absl::StrCat(folder, "/", kWeights),
@@ -128,23 +130,26 @@ absl::Status SaveAdapter(FullyShardedModule& module, const std::string& folder,
     writer.emplace(std::move(made));
     return absl::OkStatus();
   };
-  absl::Status status = world.rank() == 0 ? begin() : absl::OkStatus();
-  RETURN_IF_ERROR(world.AgreeOnStatus(status, "begin to save an adapter"));
-  // An error of the writer must not end the gathers: the others are in them.
-  const absl::Status gathered = Try([&] {
+  RETURN_IF_ERROR(world.AgreeOnStatus(Try(begin), "begin to save an adapter"));
+  // What was there stays until all of the new weights are written.
+  RETURN_IF_ERROR(Try([&] {
     module.ForEachFullTensor(
         [](const ShardedParameter& p) {
           return IsLoraParameter(p.name) ? p.variable.data() : Tensor();
         },
         [&](const std::string& name, const Tensor& whole) {
-          if (!writer.has_value() || !status.ok()) return;
-          status = writer->Write(kPrefix + name, ops::Contiguous(whole));
+          if (!writer.has_value()) return;
+          OrThrow(writer->Write(kPrefix + name, ops::Contiguous(whole)));
         });
-  });
-  if (status.ok()) status = gathered;
-  RETURN_IF_ERROR(world.AgreeOnStatus(status, "save an adapter"));
-  if (writer.has_value()) status = writer->Finish();
-  return world.AgreeOnStatus(status, "end saving an adapter");
+  }));
+  const auto end = [&]() -> absl::Status {
+    if (!writer.has_value()) return absl::OkStatus();
+    RETURN_IF_ERROR(WriteTexts(
+        folder, AdapterConfigText(config, IsTransposed(module.module())),
+        texts));
+    return writer->Finish();
+  };
+  return world.AgreeOnStatus(Try(end), "end saving an adapter");
 }
 
 absl::Status LoadAdapter(FullyShardedModule& module,

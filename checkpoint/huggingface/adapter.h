@@ -18,8 +18,9 @@ namespace tessera {
 
 // Writes the adapter of a sharded model (AddLora), and `texts` by file name.
 // Rank 0 writes, and only the adapter is gathered. Called by all ranks. An
-// error of one is returned on all. Killed at any moment, the folder holds an
-// adapter whole, or no adapter_model.safetensors.
+// error of one is returned on all. The adapter that was there stays until the
+// new weights are written. Killed at any moment, the folder holds one of both
+// whole or, where their configurations differ, no weights.
 absl::Status SaveAdapter(FullyShardedModule& module, const std::string& folder,
                          const AdapterConfig& config,
                          const std::map<std::string, std::string>& texts = {});

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "checkpoint/safetensors/safetensors_writer.h"
 #include "checkpoint/torch/torch_writer.h"
 #include "runtime/data/file_io.h"
+#include "runtime/device/allocator.h"
 #include "runtime/nn/lora.h"
 #include "runtime/ops/elementwise.h"
 #include "runtime/optim/adamw.h"
@@ -169,72 +169,6 @@ Tensor Ids(int64_t rows, int64_t step = 0) {
   return Tensor::FromVector(ids, {rows, 9});
 }
 
-// As version 0.21 of PEFT writes it.
-constexpr const char* kPeftConfig = R"({
-  "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null,
-  "auto_mapping": null, "base_model_name_or_path": "models/base", "bias": "none",
-  "corda_config": null, "ensure_weight_tying": false, "eva_config": null,
-  "exclude_modules": null, "fan_in_fan_out": true, "inference_mode": true,
-  "init_lora_weights": true, "layer_replication": null, "layers_pattern": null,
-  "layers_to_transform": null, "loftq_config": {}, "lora_alpha": 16,
-  "lora_bias": false, "lora_dropout": 0.25, "megatron_config": null,
-  "megatron_core": "megatron.core", "modules_to_save": null,
-  "peft_type": "LORA", "peft_version": "0.21.2", "qalora_group_size": 16,
-  "r": 4, "rank_pattern": {}, "revision": null,
-  "target_modules": ["c_attn", "c_proj"], "target_parameters": null,
-  "task_type": "CAUSAL_LM", "trainable_token_indices": null,
-  "use_dora": false, "use_qalora": false, "use_rslora": true})";
-
-TEST(AdapterConfigTest, ReadsPeft) {
-  const auto config = ParseAdapterConfig(kPeftConfig);
-  ASSERT_OK(config);
-  EXPECT_EQ(config->lora.rank, 4);
-  EXPECT_EQ(config->lora.scale(), 8);
-  EXPECT_EQ(config->lora.dropout, 0.25);
-  EXPECT_EQ(config->base_model, "models/base");
-  EXPECT_EQ(config->lora.target_modules,
-            (std::vector<std::string>{"c_attn", "c_proj"}));
-  const auto again = ParseAdapterConfig(AdapterConfigText(*config, true));
-  ASSERT_OK(again);
-  EXPECT_EQ(AdapterConfigText(*again, true), AdapterConfigText(*config, true));
-  EXPECT_EQ(again->lora.scale(), 8);
-}
-
-TEST(AdapterConfigTest, NamesWhatItDoesNotSupport) {
-  const auto with = [](const std::string& key, const std::string& value) {
-    auto json = nlohmann::json::parse(kPeftConfig);
-    json[key] = nlohmann::json::parse(value);
-    return ParseAdapterConfig(json.dump()).status();
-  };
-  for (const auto& [key, value] :
-       std::vector<std::pair<std::string, std::string>>{
-           {"peft_type", "\"IA3\""},
-           {"task_type", "\"SEQ_CLS\""},
-           {"bias", "\"all\""},
-           {"use_dora", "true"},
-           {"lora_bias", "true"},
-           {"modules_to_save", "[\"lm_head\"]"},
-           {"rank_pattern", "{\"c_attn\": 2}"},
-           {"alpha_pattern", "{\"c_attn\": 2}"},
-           {"layers_to_transform", "[0]"},
-           {"init_lora_weights", "\"pissa\""},
-           {"exclude_modules", "\".*q\""},
-           {"something_new", "{\"a\": 1}"},
-           {"r", "2.5"},
-           {"lora_alpha", "\"16\""},
-           {"target_modules", "[1]"},
-           {"use_rslora", "1"}}) {
-    EXPECT_THAT(with(key, value), StatusIs(kInvalid, absl::StrCat("\"", key)))
-        << key;
-  }
-  EXPECT_THAT(with("r", "0"), StatusIs(kInvalid, "rank is 0"));
-  EXPECT_OK(with("target_modules", "\".*attn\""));
-  EXPECT_OK(with("init_lora_weights", "\"gaussian\""));
-  EXPECT_THAT(ParseAdapterConfig("[]"), StatusIs(kInvalid, "JSON object"));
-  EXPECT_THAT(ParseAdapterConfig(R"({"peft_type": "LORA"})"),
-              StatusIs(kInvalid, "\"r\" is missing"));
-}
-
 TEST(AdapterTest, SavedFromAnyRanksAndLoadedOnAny) {
   for (const bool gpt2 : {true, false}) {
     const Adapted plain(gpt2);
@@ -343,12 +277,14 @@ TEST(AdapterTest, RefusesFilesThatDoNotFit) {
   EXPECT_FALSE(LoadAdapter(*Adapted(true).model, folder + "/none").ok());
 }
 
-// Another adapter than before, whose writing ends early, leaves no mixture.
-TEST(AdapterTest, OneRanksErrorIsEveryRanks) {
+// The adapter that was there loads, with its own configuration.
+TEST(AdapterTest, OneRanksErrorIsEveryRanksAndTheOldAdapterStays) {
   const std::string folder = FreshFolder("error");
   ASSERT_OK(WriteFile(folder + "/file", ""));
+  const Adapted old(true);
   RunRanks(2, [&](const World& world) {
     const Sharded run(world, true);
+    run.Set(old.Values(true));
     const absl::Status status =
         SaveAdapter(*run.sharded, folder + "/file", run.config);
     EXPECT_FALSE(status.ok());
@@ -356,10 +292,31 @@ TEST(AdapterTest, OneRanksErrorIsEveryRanks) {
     ASSERT_OK(SaveAdapter(*run.sharded, folder, run.config));
     AdapterConfig other = run.config;
     other.lora.alpha = 99;
+    TensorMap ones;
+    for (const auto& [name, value] : old.Values(true)) {
+      ones[name] = ops::Full(value.shape(), 1);
+    }
+    run.Set(ones);
     EXPECT_FALSE(
         SaveAdapter(*run.sharded, folder, other, {{"no/file", ""}}).ok());
+    // A rank that cannot gather.
+    for (const int rank_that_fails : {0, 1}) {
+      for (const int request : {1, 3, 6}) {
+        Allocator& allocator = AllocatorOf(CurrentDevice());
+        const bool fails = world->rank() == rank_that_fails;
+        if (fails) allocator.FailRequestForTest(request);
+        const absl::Status lacks = SaveAdapter(*run.sharded, folder, other);
+        if (fails) allocator.FailRequestForTest(0);
+        EXPECT_THAT(lacks, StatusIs(absl::StatusCode::kResourceExhausted,
+                                    absl::StrCat("rank ", rank_that_fails)));
+      }
+    }
+    const Sharded loaded(world, true);
+    ASSERT_OK(LoadAdapter(*loaded.sharded, folder));
+    ExpectSameAdapter(loaded.Values(), old.Values(true));
   });
-  EXPECT_FALSE(fs::exists(folder + "/adapter_model.safetensors"));
+  EXPECT_EQ(OrThrow(ReadAdapterConfig(folder)).lora.alpha,
+            old.config.lora.alpha);
 }
 
 void WriteBase(const std::string& folder, const Adapted& adapted, bool gpt2,

@@ -1,10 +1,11 @@
 #include "checkpoint/huggingface/load_target.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/persistent_buffers.h"
+#include "fsdp/parameter_names.h"
 #include "fsdp/sharded_group.h"
 #include "kernels/status.h"
 #include "kernels/stream_copy.h"
@@ -13,8 +14,6 @@
 
 namespace tessera {
 namespace {
-
-using NamesByVariable = std::map<const VariableImpl*, std::vector<std::string>>;
 
 // Vectors of one length. Bytes that need no conversion are copied by this
 // thread alone: memory is the limit, and a team of threads would have to be
@@ -29,15 +28,6 @@ void Assign(const Tensor& source, const Tensor& target) {
   ComputeStream(target.device()).Synchronize();
   StreamCopy(target.data(), source.data(), target.num_bytes());
   target.storage()->BumpVersion();
-}
-
-// Tied parameters have several.
-NamesByVariable NamesOf(const Module& module) {
-  NamesByVariable names;
-  for (const NamedVariable& p : module.NamedParameters(true)) {
-    names[p.variable.impl().get()].push_back(p.name);
-  }
-  return names;
 }
 
 absl::StatusOr<LoadTarget> MakeTarget(const ShardedParameter& p,
@@ -71,8 +61,7 @@ absl::StatusOr<LoadTarget> WholeTarget(const std::string& name,
 
 absl::Status AddBuffers(const Module& module,
                         std::vector<LoadTarget>& targets) {
-  for (const NamedBuffer& b : module.NamedBuffers()) {
-    if (!b.persistent) continue;
+  for (const NamedBuffer& b : PersistentBuffers(module)) {
     ASSIGN_OR_RETURN(LoadTarget target,
                      WholeTarget(b.name, b.variable, {b.name}));
     targets.push_back(std::move(target));
@@ -105,11 +94,10 @@ void LoadTarget::Take(const Tensor& source, int64_t source_begin) const {
 }
 
 absl::StatusOr<std::vector<LoadTarget>> TargetsOf(FullyShardedModule& module) {
-  NamesByVariable names = NamesOf(module.module());
+  const ParameterNames names(module.module());
   std::vector<LoadTarget> targets;
   for (const ShardedParameter& p : module.Parameters()) {
-    ASSIGN_OR_RETURN(LoadTarget target,
-                     MakeTarget(p, names[p.variable.impl().get()]));
+    ASSIGN_OR_RETURN(LoadTarget target, MakeTarget(p, names.Of(p.variable)));
     targets.push_back(std::move(target));
   }
   RETURN_IF_ERROR(AddBuffers(module.module(), targets));
@@ -117,12 +105,11 @@ absl::StatusOr<std::vector<LoadTarget>> TargetsOf(FullyShardedModule& module) {
 }
 
 absl::StatusOr<std::vector<LoadTarget>> TargetsOf(Module& module) {
-  NamesByVariable names = NamesOf(module);
+  const ParameterNames names(module);
   std::vector<LoadTarget> targets;
   for (const NamedVariable& p : module.NamedParameters()) {
-    ASSIGN_OR_RETURN(
-        LoadTarget target,
-        WholeTarget(p.name, p.variable, names[p.variable.impl().get()]));
+    ASSIGN_OR_RETURN(LoadTarget target,
+                     WholeTarget(p.name, p.variable, names.Of(p.variable)));
     targets.push_back(std::move(target));
   }
   RETURN_IF_ERROR(AddBuffers(module, targets));

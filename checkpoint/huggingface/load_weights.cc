@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/huggingface/load_target.h"
+#include "fsdp/comm/json_of_rank0.h"
 #include "kernels/status.h"
 #include "runtime/data/checksum.h"
 #include "runtime/device/stream.h"
@@ -183,26 +182,23 @@ class Handout {
   bool reader() const { return world_.rank() == 0; }
 
   absl::Status Plan() {
-    absl::Status status;
-    std::vector<std::string> lines;
-    if (reader()) {
-      absl::StatusOr<Matches> matches =
-          Match(targets_, *source_, options_.match);
-      status = matches.status();
-      if (matches.ok()) matches_ = *std::move(matches);
-      for (size_t i = 0; i < matches_.size(); ++i) {
-        const int type =
-            matches_[i].name.has_value()
-                ? static_cast<int>(SourceType(*source_, matches_[i]))
-                : -1;
-        lines.push_back(absl::StrCat(type, " ", Describe(targets_[i])));
-      }
+    ASSIGN_OR_RETURN(const nlohmann::json plan,
+                     JsonOfRank0(
+                         world_, [&] { return MakePlan(); }, "match weights"));
+    return world_.AgreeOnStatus(TakePlan(plan), "weights to come");
+  }
+
+  // Of rank 0: the type of each target's source, and what the target is.
+  absl::StatusOr<nlohmann::json> MakePlan() {
+    ASSIGN_OR_RETURN(matches_, Match(targets_, *source_, options_.match));
+    nlohmann::json plan = nlohmann::json::array();
+    for (size_t i = 0; i < matches_.size(); ++i) {
+      const int type = matches_[i].name.has_value()
+                           ? static_cast<int>(SourceType(*source_, matches_[i]))
+                           : -1;
+      plan.push_back({type, Describe(targets_[i])});
     }
-    RETURN_IF_ERROR(world_.AgreeOnStatus(status, "match weights"));
-    ASSIGN_OR_RETURN(
-        const std::vector<std::string> all,
-        world_.AllGatherBytes(absl::StrJoin(lines, "\n"), "weights to come"));
-    return world_.AgreeOnStatus(TakePlan(all[0]), "weights to come");
+    return plan;
   }
 
   static std::string Describe(const LoadTarget& target) {
@@ -210,21 +206,17 @@ class Handout {
                         target.wanted.shape.ToString());
   }
 
-  absl::Status TakePlan(const std::string& text) {
-    std::vector<std::string> lines;
-    if (!targets_.empty()) lines = absl::StrSplit(text, '\n');
+  absl::Status TakePlan(const nlohmann::json& plan) {
     types_.resize(targets_.size());
     for (size_t i = 0; i < targets_.size(); ++i) {
-      const std::string line = i < lines.size() ? lines[i] : "";
-      const size_t space = line.find(' ');
-      int type = -1;
-      if (space == std::string::npos ||
-          !absl::SimpleAtoi(line.substr(0, space), &type) ||
-          line.substr(space + 1) != Describe(targets_[i])) {
+      const std::string has =
+          i < plan.size() ? plan[i].at(1).get<std::string>() : "nothing";
+      if (has != Describe(targets_[i])) {
         return absl::FailedPreconditionError(
-            absl::StrCat("load weights: rank 0 has \"", line, "\", wanted ",
+            absl::StrCat("load weights: rank 0 has \"", has, "\", wanted ",
                          Describe(targets_[i])));
       }
+      const int type = plan[i].at(0).get<int>();
       if (type >= 0) types_[i] = static_cast<DType>(type);
     }
     return absl::OkStatus();

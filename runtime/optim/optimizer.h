@@ -152,6 +152,9 @@ class Optimizer {
   absl::Status ReplaceParameters(
       const std::map<std::string, ParameterReplacement>& replacements);
 
+  // Whether it keeps StateNames() of the parameters of a group with `options`.
+  virtual bool KeepsStates(const OptimizerOptions&) const { return true; }
+
  protected:
   // Updates `updates`, all of one group, with as few launches as possible.
   // `grad_scale` is undefined, or a coefficient (see SetGradScale) to multiply
@@ -162,8 +165,6 @@ class Optimizer {
   // The tensors that StepGroup keeps of a parameter: what LoadState accepts,
   // and demands of a parameter that has been updated.
   virtual std::vector<std::string> StateNames() const = 0;
-  // Whether it keeps them of the parameters of a group with `options`.
-  virtual bool KeepsStates(const OptimizerOptions&) const { return true; }
   // Whether StepGroup itself applies `grad_scale` and writes shadows. If not,
   // Step does both, in passes of its own.
   virtual bool IsFused() const { return false; }

@@ -17,13 +17,13 @@ class Sgd final : public Optimizer {
  public:
   // Throws as Optimizer, and where nesterov lacks momentum or has dampening.
   explicit Sgd(std::vector<ParameterGroup> groups);
+  bool KeepsStates(const OptimizerOptions& options) const override;
 
  protected:
   void StepGroup(const OptimizerOptions& options,
                  const std::vector<ParameterUpdate>& updates,
                  const Tensor& grad_scale) override;
   std::vector<std::string> StateNames() const override;
-  bool KeepsStates(const OptimizerOptions& options) const override;
   bool IsFused() const override { return true; }
 };
 
