@@ -1,6 +1,7 @@
 #include "checkpoint/checkpoint_folder.h"
 
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <stdio.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <tuple>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -23,6 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "step-";
 constexpr const char* kUnfinished = ".tmp";
+constexpr const char* kReplaced = ".old";
 
 absl::Status AsStatus(const std::error_code& error,
                       const std::string& operation) {
@@ -37,9 +40,12 @@ absl::Status Remove(const std::string& path) {
 }
 
 // The step of a folder's name, if it is one of ours.
-std::optional<int64_t> StepOf(const std::string& name) {
+std::optional<int64_t> StepOf(std::string name) {
   int64_t step = 0;
   if (!name.starts_with(kPrefix)) return std::nullopt;
+  if (name.ends_with(kReplaced)) {
+    name.resize(name.size() - std::string(kReplaced).size());
+  }
   if (!absl::SimpleAtoi(name.substr(std::string(kPrefix).size()), &step)) {
     return std::nullopt;
   }
@@ -66,6 +72,47 @@ absl::Status Rename(const std::string& from, const std::string& to,
   return absl::ErrnoToStatus(errno, absl::StrCat("rename ", from, " to ", to));
 }
 
+bool IsComplete(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(absl::StrCat(path, "/", kManifestName), ignored);
+}
+
+// Whether the file system has no RENAME_EXCHANGE, as NFS.
+bool CannotExchange(int error) {
+  return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP;
+}
+
+// `finished` becomes `path`, whose checkpoint goes.
+absl::Status Replace(const std::string& folder, const std::string& finished,
+                     const std::string& path) {
+  if (renameat2(AT_FDCWD, finished.c_str(), AT_FDCWD, path.c_str(),
+                RENAME_EXCHANGE) == 0) {
+    RETURN_IF_ERROR(SyncFolder(folder));
+    return Remove(finished);
+  }
+  if (!CannotExchange(errno)) {
+    return absl::ErrnoToStatus(
+        errno, absl::StrCat("exchange ", finished, " and ", path));
+  }
+  const std::string replaced = path + kReplaced;
+  RETURN_IF_ERROR(Remove(replaced));
+  RETURN_IF_ERROR(Rename(path, replaced, 0));
+  const absl::Status renamed = Rename(finished, path, 0);
+  if (!renamed.ok()) {
+    (void)Rename(replaced, path, 0);  // Complete under either name.
+    return renamed;
+  }
+  RETURN_IF_ERROR(SyncFolder(folder));
+  return Remove(replaced);
+}
+
+// What a folder's checkpoints are ordered by; of one step the replaced one
+// comes first.
+auto SaveOrder(const CheckpointFolder& folder) {
+  return std::tuple(folder.save_number, folder.step,
+                    !folder.path.ends_with(kReplaced));
+}
+
 // As MakeFolders, and the names of new ones last.
 absl::Status MakeLastingFolders(const std::string& path) {
   std::vector<std::string> parents;  // Of those that are not there.
@@ -81,16 +128,19 @@ absl::Status MakeLastingFolders(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Unfinished saves in `folder`, but for the one at `kept`.
+// Unfinished saves in `folder`, but for the one at `kept`, and what has been
+// replaced.
 absl::Status RemoveUnfinishedBut(const std::string& kept,
                                  const std::string& folder) {
   ASSIGN_OR_RETURN(const std::vector<std::string> names, Names(folder));
   for (const std::string& name : names) {
     const std::string path = absl::StrCat(folder, "/", name);
-    if (name.starts_with(kPrefix) && name.ends_with(kUnfinished) &&
-        path != kept) {
-      RETURN_IF_ERROR(Remove(path));
-    }
+    if (!name.starts_with(kPrefix)) continue;
+    const bool unfinished = name.ends_with(kUnfinished) && path != kept;
+    const bool replaced =
+        name.ends_with(kReplaced) &&
+        IsComplete(path.substr(0, path.size() - std::string(kReplaced).size()));
+    if (unfinished || replaced) RETURN_IF_ERROR(Remove(path));
   }
   return absl::OkStatus();
 }
@@ -112,15 +162,13 @@ absl::StatusOr<std::vector<CheckpointFolder>> ListCheckpoints(
   for (const std::string& name : names) {
     const std::optional<int64_t> step = StepOf(name);
     const std::string path = absl::StrCat(folder, "/", name);
-    std::error_code ignored;
-    if (step.has_value() &&
-        fs::exists(absl::StrCat(path, "/", kManifestName), ignored)) {
-      complete.push_back({*step, path});
+    if (step.has_value() && IsComplete(path)) {
+      complete.push_back({*step, path, ReadSaveNumber(path)});
     }
   }
   std::sort(complete.begin(), complete.end(),
             [](const CheckpointFolder& a, const CheckpointFolder& b) {
-              return a.step < b.step;
+              return SaveOrder(a) < SaveOrder(b);
             });
   return complete;
 }
@@ -182,9 +230,7 @@ absl::Status CommitCheckpoint(const std::string& folder,
     RETURN_IF_ERROR(Rename(finished, checkpoint_path, 0));
     return SyncFolder(folder);
   }
-  RETURN_IF_ERROR(Rename(finished, checkpoint_path, RENAME_EXCHANGE));
-  RETURN_IF_ERROR(SyncFolder(folder));
-  return Remove(finished);
+  return Replace(folder, finished, checkpoint_path);
 }
 
 absl::Status RemoveOldCheckpoints(const std::string& folder,
@@ -192,7 +238,16 @@ absl::Status RemoveOldCheckpoints(const std::string& folder,
                                   const Retention& retention) {
   ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> all,
                    ListCheckpoints(folder));
+  const auto saved =
+      std::find_if(all.begin(), all.end(),
+                   [&](const CheckpointFolder& c) { return c.path == newest; });
   for (const CheckpointFolder& old : OldCheckpoints(all, newest, retention)) {
+    if (saved != all.end() && old.step > saved->step) {
+      spdlog::warn(
+          "{} is removed: it was saved before the run went back to where {} "
+          "comes from, and the last {} saves are kept",
+          old.path, newest, retention.last);
+    }
     // Half removed it must not pass for complete.
     const std::string doomed = UnfinishedPath(old.path);
     RETURN_IF_ERROR(Rename(old.path, doomed, 0));

@@ -15,11 +15,12 @@ namespace tessera {
 struct CheckpointFolder {
   int64_t step = 0;
   std::string path;
+  int64_t save_number = 0;  // See Manifest::save_number.
 };
 
 // Which complete checkpoints stay once a new one is on disk: the new one, and
 struct Retention {
-  int last = 0;       // this many of the largest steps in all (0: all), and
+  int last = 0;       // this many of the last saves in all (0: all), and
   int64_t every = 0;  // those whose step is a multiple of it (0: none).
 };
 
@@ -28,11 +29,12 @@ std::string CheckpointPath(const std::string& folder, int64_t step);
 // Where it is written before it gets its name.
 std::string UnfinishedPath(const std::string& checkpoint_path);
 
-// The complete ones, by step. Empty when `folder` does not exist.
+// The complete ones in the order in which they were saved; those that do not
+// say come first, by step. Empty when `folder` does not exist.
 absl::StatusOr<std::vector<CheckpointFolder>> ListCheckpoints(
     const std::string& folder);
-// Those of `all`, by step, that `retention` has no place for. Never the one at
-// `newest`.
+// Those of `all`, as ListCheckpoints gives them, that `retention` has no place
+// for. Never the one at `newest`.
 std::vector<CheckpointFolder> OldCheckpoints(
     const std::vector<CheckpointFolder>& all, const std::string& newest,
     const Retention& retention);
@@ -54,10 +56,13 @@ absl::Status RemoveUnfinished(const std::string& folder,
                               const std::string& checkpoint_path,
                               const std::string& mark);
 // Gives the finished folder its name, in one step that also replaces a
-// checkpoint of that name.
+// checkpoint of that name. Where the file system cannot exchange two names, the
+// one that was there is called "NAME.old" meanwhile, which also counts as
+// complete, so that one of both is there at any time.
 absl::Status CommitCheckpoint(const std::string& folder,
                               const std::string& checkpoint_path);
-// Removes OldCheckpoints.
+// Removes OldCheckpoints. Says so of those of later steps than `newest`, which
+// a run that went back has left behind.
 absl::Status RemoveOldCheckpoints(const std::string& folder,
                                   const std::string& newest,
                                   const Retention& retention);

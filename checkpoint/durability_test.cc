@@ -70,13 +70,15 @@ struct Scenario {
   std::vector<int64_t> before;
   int64_t step;
   Retention keep;
+  bool no_exchange = false;  // Of names, as on NFS.
 };
 
 std::vector<Scenario> Scenarios() {
   return {{"the first", {}, 1, {}},
           {"one more", {1}, 2, {.last = 1}},
           {"one of many", {1, 2}, 3, {.last = 1, .every = 2}},
-          {"the same again", {1, 2}, 2, {.last = 2}}};
+          {"the same again", {1, 2}, 2, {.last = 2}},
+          {"the same again, elsewhere", {1, 2}, 2, {.last = 2}, true}};
 }
 
 // More ranks saved those that were there before (CKD-04). They are saved once
@@ -110,7 +112,8 @@ std::string Parent(const std::string& folder) {
 // Saves in a process of its own. When the fault did not end it, a last
 // operation, "ended", is there for it to do so.
 int SaveInChild(const Scenario& scenario, const std::string& folder,
-                const FileOperationsOptions& options) {
+                FileOperationsOptions options) {
+  options.no_exchange = scenario.no_exchange;
   const pid_t child = fork();
   if (child == 0) {
     EXPECT_OK(MakeFolders(options.folder));
@@ -206,7 +209,8 @@ TEST(DurabilityTest, AnyOperationThatFailsIsOneErrorAndLeavesTheLastGoodOne) {
         StartFileOperations({.folder = Parent(folder),
                              .fault = fault,
                              .at = at,
-                             .error_number = error});
+                             .error_number = error,
+                             .no_exchange = scenario.no_exchange});
         const absl::Status status = Save(folder, scenario.step, scenario.keep);
         StopFileOperations();
         if (!status.ok()) {

@@ -1,10 +1,13 @@
 #include "checkpoint/manifest.h"
 
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/byte_reader.h"
 #include "kernels/status.h"
@@ -19,6 +22,8 @@ using Json = nlohmann::json;
 
 constexpr const char* kFormat = "tessera training checkpoint";
 constexpr const char* kGenerator = "Philox4x32-10";
+// Begins so as to be the first of the keys, which are sorted.
+constexpr const char* kSaveNumber = "_save_number";
 
 absl::Status Damaged(const std::string& name, const std::string& reason) {
   return absl::DataLossError(absl::StrCat("tensor \"", name, "\" ", reason));
@@ -34,6 +39,7 @@ Json ToJson(const ManifestTensor& tensor) {
                                               tensor.shape.sizes().end())},
                {"pieces", pieces}};
   if (!tensor.order.empty()) json["order"] = tensor.order;
+  if (!tensor.aliases.empty()) json["aliases"] = tensor.aliases;
   return json;
 }
 
@@ -73,6 +79,9 @@ ManifestTensor TensorFromJson(const std::string& name, const Json& json) {
     for (const Json& dim : json.at("order")) {
       tensor.order.push_back(Integer<int>(dim));
     }
+  }
+  if (json.contains("aliases")) {
+    tensor.aliases = json.at("aliases").get<std::vector<std::string>>();
   }
   for (const Json& piece : json.at("pieces")) {
     tensor.pieces.push_back({Integer<int>(piece.at(0)),
@@ -114,6 +123,12 @@ Manifest FromJson(const Json& json) {
   manifest.model = json.at("model").get<std::string>();
   manifest.sharding = json.at("sharding").get<std::string>();
   manifest.state = StateFromJson(json.at("state"));
+  if (json.contains(kSaveNumber)) {
+    manifest.save_number = Integer<int64_t>(json.at(kSaveNumber));
+    if (manifest.save_number < 0) {
+      throw Error(absl::DataLossError("has a negative number of its save"));
+    }
+  }
   for (const Json& file : json.at("files")) {
     manifest.files.push_back(FileFromJson(file));
   }
@@ -162,13 +177,45 @@ absl::Status CheckTensor(const std::string& name, const ManifestTensor& tensor,
                                     tensor.shape.ToString()));
 }
 
+absl::Status CheckAliases(const Manifest& manifest) {
+  std::set<std::string> seen;
+  for (const auto& [name, tensor] : manifest.tensors) {
+    for (const std::string& alias : tensor.aliases) {
+      if (manifest.tensors.contains(alias) || !seen.insert(alias).second) {
+        return Damaged(name, absl::StrCat("has the alias \"", alias,
+                                          "\", which another tensor has"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Json refuses texts that are no UTF-8.
+Json OuterJson(const Manifest& manifest, Json files, Json tensors) {
+  Json json = {
+      {"format", kFormat},
+      {"version", kManifestVersion},
+      {"world_size", manifest.world_size()},
+      {"model", manifest.model},
+      {"sharding", manifest.sharding},
+      {"state",
+       {{"step", manifest.state.step},
+        {"data_position", manifest.state.data_position},
+        {"random", {{"generator", kGenerator}, {"seed", manifest.state.seed}}},
+        {"values", manifest.state.values}}},
+      {"files", std::move(files)},
+      {"tensors", std::move(tensors)}};
+  if (manifest.save_number != 0) json[kSaveNumber] = manifest.save_number;
+  return json;
+}
+
 }  // namespace
 
 absl::Status CheckPieces(const Manifest& manifest) {
   for (const auto& [name, tensor] : manifest.tensors) {
     RETURN_IF_ERROR(CheckTensor(name, tensor, manifest.world_size()));
   }
-  return absl::OkStatus();
+  return CheckAliases(manifest);
 }
 
 std::string SerializeManifest(const Manifest& manifest) {
@@ -182,20 +229,8 @@ std::string SerializeManifest(const Manifest& manifest) {
   for (const auto& [name, tensor] : manifest.tensors) {
     tensors[name] = ToJson(tensor);
   }
-  const Json json = {
-      {"format", kFormat},
-      {"version", kManifestVersion},
-      {"world_size", manifest.world_size()},
-      {"model", manifest.model},
-      {"sharding", manifest.sharding},
-      {"state",
-       {{"step", manifest.state.step},
-        {"data_position", manifest.state.data_position},
-        {"random", {{"generator", kGenerator}, {"seed", manifest.state.seed}}},
-        {"values", manifest.state.values}}},
-      {"files", files},
-      {"tensors", tensors}};
-  return json.dump(1) + "\n";
+  return OuterJson(manifest, std::move(files), std::move(tensors)).dump(1) +
+         "\n";
 }
 
 absl::StatusOr<Manifest> ParsePartOfManifest(const std::string& text) {
@@ -228,6 +263,25 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
   absl::StatusOr<Manifest> manifest = ParseManifest(text);
   if (!manifest.ok()) return Annotate(manifest.status(), path);
   return manifest;
+}
+
+int64_t ReadSaveNumber(const std::string& folder) {
+  constexpr int64_t kMostBytes = 64;
+  const absl::StatusOr<ReadableFile> file =
+      ReadableFile::Open(absl::StrCat(folder, "/", kManifestName));
+  if (!file.ok()) return 0;
+  std::string text(std::min(kMostBytes, file->num_bytes()), '\0');
+  const auto num_bytes = static_cast<int64_t>(text.size());
+  if (!file->ReadAt(0, text.data(), num_bytes).ok()) return 0;
+  std::erase_if(text, absl::ascii_isspace);
+  const std::string key = absl::StrCat("{\"", kSaveNumber, "\":");
+  if (!text.starts_with(key)) return 0;
+  int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] =
+      std::from_chars(text.data() + key.size(), end, number);
+  const bool whole = error == std::errc() && at != end;
+  return whole && number >= 0 && number < INT64_MAX ? number : 0;
 }
 
 }  // namespace tessera

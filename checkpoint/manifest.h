@@ -40,6 +40,9 @@ struct ManifestTensor {
   std::vector<int> order;
   // By `begin`; together the whole tensor, each element once. None is empty.
   std::vector<ManifestPiece> pieces;
+  // Under which other names the model has it, as a head that is tied to an
+  // embedding. No name stands for two tensors.
+  std::vector<std::string> aliases = {};
   friend bool operator==(const ManifestTensor&,
                          const ManifestTensor&) = default;
 };
@@ -60,6 +63,10 @@ struct Manifest {
   std::string model;     // A description; another one is another model.
   std::string sharding;  // How the ranks shared it, for people to read.
   RunState state;
+  // Grows with every save into a folder, whatever the step; 0: not known. The
+  // latest checkpoint is the one that was saved last, also where a run went
+  // back to an earlier step.
+  int64_t save_number = 0;
   std::vector<ManifestFile> files;  // Of each rank.
   std::map<std::string, ManifestTensor> tensors;
 
@@ -68,7 +75,8 @@ struct Manifest {
 };
 
 // OK when the pieces of each tensor lie in files that are there and make the
-// tensor whole; else kDataLoss with the first tensor and gap or overlap.
+// tensor whole; else kDataLoss with the first tensor and gap or overlap, or the
+// alias that another tensor has.
 absl::Status CheckPieces(const Manifest& manifest);
 
 std::string SerializeManifest(const Manifest& manifest);
@@ -78,5 +86,8 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text);
 absl::StatusOr<Manifest> ParsePartOfManifest(const std::string& text);
 // Of the checkpoint in `folder`. Errors name the file.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
+// Its Manifest::save_number, which stands first in the text, without reading
+// the rest. 0 when there is none, or nothing to read.
+int64_t ReadSaveNumber(const std::string& folder);
 
 }  // namespace tessera

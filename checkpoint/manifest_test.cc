@@ -4,6 +4,7 @@
 #include <random>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/data/file_io.h"
 #include "tests/testing/status_matchers.h"
 
@@ -16,8 +17,9 @@ Manifest Example() {
   manifest.state = {12, 384, 0xfffffffffffffffeu, {{"text", "a \"b\"\n"}}};
   manifest.files = {{"rank-0", 100, 0x0123456789abcdefu}, {"rank-1", 0, 1}};
   manifest.sharding = "FSDP2, 2 ranks";
+  manifest.save_number = 7;
   manifest.tensors["w"] = {
-      DType::kBFloat16, Shape{3, 2}, {1, 0}, {{1, 0, 4}, {0, 4, 2}}};
+      DType::kBFloat16, Shape{3, 2}, {1, 0}, {{1, 0, 4}, {0, 4, 2}}, {"v"}};
   ManifestTensor& scalar = manifest.tensors["scalar"];
   scalar.dtype = DType::kInt64;
   scalar.pieces = {{0, 0, 1}};
@@ -71,6 +73,41 @@ TEST(ManifestTest, AnythingElseIsRefused) {
     EXPECT_THAT(ParseManifest(Replaced(text, from, to)), StatusIs(kLost, ""))
         << to;
   }
+}
+
+// A tensor has other names, which are nobody else's.
+TEST(ManifestTest, AnAliasIsOneTensors) {
+  for (const char* taken : {"w", "scalar", "v"}) {
+    Manifest manifest = Example();
+    manifest.tensors["empty"].aliases = {"u", taken};
+    EXPECT_THAT(ParseManifest(SerializeManifest(manifest)),
+                StatusIs(absl::StatusCode::kDataLoss,
+                         absl::StrCat("has the alias \"", taken)));
+  }
+}
+
+// The number of the save is read from the first bytes, and may be missing.
+TEST(ManifestTest, TheNumberOfTheSaveStandsFirst) {
+  const std::string folder = ::testing::TempDir() + "/number";
+  ASSERT_OK(MakeFolders(folder));
+  EXPECT_EQ(ReadSaveNumber(folder), 0);
+  const auto expect = [&](const std::string& text, int64_t number) {
+    ASSERT_OK(WriteFile(folder + "/" + kManifestName, text));
+    EXPECT_EQ(ReadSaveNumber(folder), number) << text.substr(0, 60);
+  };
+  Manifest manifest = Example();
+  expect(SerializeManifest(manifest), 7);
+  manifest.save_number = INT64_MAX - 1;
+  expect(SerializeManifest(manifest), INT64_MAX - 1);
+  EXPECT_EQ(*ParseManifest(SerializeManifest(manifest)), manifest);
+  manifest.save_number = 0;
+  expect(SerializeManifest(manifest), 0);
+  EXPECT_EQ(*ParseManifest(SerializeManifest(manifest)), manifest);
+  expect("", 0);
+  expect("{\"_save_number\":", 0);
+  expect("{\"_save_number\":7", 0);
+  expect("{\"_save_number\":-7}", 0);
+  expect("{\"_save_number\":x}", 0);
 }
 
 TEST(ManifestTest, PiecesMakeTheTensorWhole) {

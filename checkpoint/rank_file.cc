@@ -55,7 +55,8 @@ HostPiece PieceToWrite(const CheckpointTensor& t, int64_t number) {
                      .global_shape = t.global_shape,
                      .order = t.order,
                      .begin = t.begin + from,
-                     .length = to - from};
+                     .length = to - from,
+                     .aliases = t.aliases};
   if (piece.length > 0) {
     piece.data = static_cast<const char*>(t.tensor.data()) +
                  from * ElementBytes(piece.dtype);
@@ -114,7 +115,7 @@ absl::StatusOr<Manifest> WriteRankFile(const std::string& folder,
   int64_t num_bytes = 0;
   for (const HostPiece& piece : pieces) {
     ManifestTensor& tensor = manifest.tensors[piece.name];
-    tensor = {piece.dtype, piece.global_shape, piece.order, {}};
+    tensor = {piece.dtype, piece.global_shape, piece.order, {}, piece.aliases};
     if (piece.length == 0) continue;
     tensor.pieces = {{0, piece.begin, piece.length}};
     specs.push_back({piece.name, piece.dtype, Shape{piece.length}});

@@ -29,6 +29,7 @@ struct CheckpointTensor {
   int replica = 0;
   // Number 0 writes all of it: the others' values may differ from its own.
   bool first_replica_counts = false;
+  std::vector<std::string> aliases = {};  // See ManifestTensor::aliases.
 };
 
 // How far a save is. Read from any thread.
@@ -47,6 +48,7 @@ struct HostPiece {
   int64_t begin = 0;
   int64_t length = 0;
   const void* data = nullptr;
+  std::vector<std::string> aliases = {};
 
   int64_t num_bytes() const { return length * ElementBytes(dtype); }
 };

@@ -8,10 +8,12 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "checkpoint/training_checkpoint.h"
+#include "fsdp/comm/from_rank0.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
 
@@ -22,11 +24,13 @@ std::string ShardName(int rank, int world_size) {
   return absl::StrFormat("rank-%05d-of-%05d.safetensors", rank, world_size);
 }
 
-absl::StatusOr<std::string> ToldByRank0(Communicator& communicator,
-                                        const std::string& value) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   communicator.AllGatherBytes(value, "tell checkpoint"));
-  return all[0];
+// The first line of a rank's part.
+int64_t TakeNumBytes(std::string& part) {
+  const size_t end = part.find('\n');
+  int64_t num_bytes = 0;
+  TESSERA_CHECK(absl::SimpleAtoi(part.substr(0, end), &num_bytes));
+  part.erase(0, end + 1);
+  return num_bytes;
 }
 
 // Adds rank `rank`'s manifest `part` to `whole`.
@@ -137,10 +141,10 @@ class Save {
 
   absl::Status Begin() {
     ASSIGN_OR_RETURN(
-        id_,
-        ToldByRank0(communicator_,
-                    absl::StrFormat("%016x-%d", absl::GetCurrentTimeNanos(),
-                                    getpid())));
+        id_, FromRank0(communicator_,
+                       absl::StrFormat("%016x-%d", absl::GetCurrentTimeNanos(),
+                                       getpid()),
+                       "begin checkpoint"));
     RETURN_IF_ERROR(Agree(first() ? BeginOnDiskOfRank0() : absl::OkStatus(),
                           "begin checkpoint"));
     RETURN_IF_ERROR(Agree(first() ? absl::OkStatus() : BeginOnOtherDisk(),
@@ -149,15 +153,30 @@ class Save {
                  "begin checkpoint");
   }
 
+  // `part` gets the size of this rank's file and its manifest.
+  absl::Status WriteMine(std::span<const HostPiece> pieces, std::string& part) {
+    const std::string name =
+        ShardName(communicator_.rank(), communicator_.world_size());
+    ASSIGN_OR_RETURN(
+        const Manifest mine,
+        WriteRankFile(unfinished_, name, pieces, options_.progress));
+    // Names may be no UTF-8.
+    return Try([&] {
+      part = absl::StrCat(mine.files.at(0).num_bytes, "\n",
+                          SerializeManifest(mine));
+    });
+  }
+
   absl::Status WriteFiles(std::span<const HostPiece> pieces) {
-    const absl::StatusOr<Manifest> mine = WriteRankFile(
-        unfinished_,
-        ShardName(communicator_.rank(), communicator_.world_size()), pieces,
-        options_.progress);
-    RETURN_IF_ERROR(Agree(mine.status(), "write checkpoint"));
-    ASSIGN_OR_RETURN(const std::vector<std::string> parts,
-                     communicator_.AllGatherBytes(SerializeManifest(*mine),
-                                                  "describe checkpoint"));
+    std::string part;
+    RETURN_IF_ERROR(Agree(WriteMine(pieces, part), "write checkpoint"));
+    ASSIGN_OR_RETURN(std::vector<std::string> parts,
+                     communicator_.AllGatherBytes(part, "describe checkpoint"));
+    int64_t num_bytes = 0;
+    for (std::string& text : parts) num_bytes += TakeNumBytes(text);
+    if (options_.progress != nullptr) {
+      options_.progress->checkpoint_bytes = num_bytes;
+    }
     return Agree(first() ? MergeParts(parts) : absl::OkStatus(),
                  "describe checkpoint");
   }
@@ -167,6 +186,9 @@ class Save {
     manifest.model = options_.model;
     manifest.sharding = options_.sharding;
     manifest.state = options_.state;
+    ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> all,
+                     ListCheckpoints(options_.folder));
+    manifest.save_number = all.empty() ? 1 : all.back().save_number + 1;
     // Texts of the caller may be no UTF-8.
     return Try([&] { manifest_ = SerializeManifest(manifest); });
   }
@@ -185,29 +207,18 @@ class Save {
   // Rank 0's disk says which checkpoints there are, so it is the last to get
   // the new one, and old ones go after that.
   absl::Status Commit() {
-    ASSIGN_OR_RETURN(manifest_, ToldByRank0(communicator_, manifest_));
+    ASSIGN_OR_RETURN(manifest_,
+                     FromRank0(communicator_, manifest_, "commit checkpoint"));
     RETURN_IF_ERROR(
         Agree(leads_ && !first() ? CommitOnThisDisk() : absl::OkStatus(),
               "commit checkpoint"));
     RETURN_IF_ERROR(Agree(first() ? CommitOnThisDisk() : absl::OkStatus(),
                           "commit checkpoint"));
-    CountBytes();
     const absl::Status removed =
         leads_ ? RemoveOldCheckpoints(options_.folder, path_, options_.keep)
                : absl::OkStatus();
     return Agree(Annotate(removed, absl::StrCat(path_, " is saved, but")),
                  "remove checkpoints");
-  }
-
-  void CountBytes() {
-    if (options_.progress == nullptr) return;
-    const absl::StatusOr<Manifest> manifest = ParseManifest(manifest_);
-    TESSERA_CHECK(manifest.ok());
-    int64_t num_bytes = 0;
-    for (const ManifestFile& file : manifest->files) {
-      num_bytes += file.num_bytes;
-    }
-    options_.progress->checkpoint_bytes = num_bytes;
   }
 
   Communicator& communicator_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -77,23 +78,65 @@ absl::Status DoRead(const SafetensorsFile& file, const PlannedRead& read) {
       Tensor::View(into.storage(), offset, Shape{part.length}, into.dtype()));
 }
 
-absl::Status ForEachRead(const SavedTensors& saved,
+using OpenedFile = std::shared_ptr<const SafetensorsFile>;
+using OpenFile = std::function<absl::StatusOr<OpenedFile>(int)>;
+using UseRead =
+    std::function<absl::Status(const SafetensorsFile&, const PlannedRead&)>;
+
+absl::Status ForEachRead(const SavedTensors& saved, const OpenFile& open,
                          std::span<const WantedElements> wanted,
-                         const std::function<absl::Status(
-                             const SafetensorsFile&, const PlannedRead&)>& f) {
+                         const UseRead& use) {
   const absl::StatusOr<Plan> plan = MakePlan(saved.manifest(), wanted);
   if (!plan.ok()) return Annotate(plan.status(), saved.path());
   for (const auto& [index, reads] : *plan) {
-    const ManifestFile& file = saved.manifest().files[index];
-    RETURN_IF_ERROR(CheckFileSize(saved.path(), file));
-    ASSIGN_OR_RETURN(const SafetensorsFile opened,
-                     SafetensorsFile::Open(saved.path() + "/" + file.name));
-    for (const PlannedRead& read : reads) RETURN_IF_ERROR(f(opened, read));
+    ASSIGN_OR_RETURN(const OpenedFile file, open(index));
+    for (const PlannedRead& read : reads) RETURN_IF_ERROR(use(*file, read));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
+
+// Those that were opened, by number.
+class SavedTensors::OpenFiles {
+ public:
+  absl::StatusOr<OpenedFile> Open(const std::string& folder,
+                                  const Manifest& manifest, int index) {
+    const std::lock_guard lock(mutex_);
+    const auto found = files_.find(index);
+    if (found != files_.end()) return found->second;
+    const ManifestFile& file = manifest.files[index];
+    RETURN_IF_ERROR(CheckFileSize(folder, file));
+    ASSIGN_OR_RETURN(SafetensorsFile opened, SafetensorsFile::Open(absl::StrCat(
+                                                 folder, "/", file.name)));
+    ++num_opened_;
+    num_entries_ += static_cast<int64_t>(opened.entries().size());
+    if (num_entries_ > kMostOpenEntries) {
+      files_.clear();
+      num_entries_ = static_cast<int64_t>(opened.entries().size());
+    }
+    return files_[index] =
+               std::make_shared<const SafetensorsFile>(std::move(opened));
+  }
+
+  int64_t num_opened() {
+    const std::lock_guard lock(mutex_);
+    return num_opened_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, OpenedFile> files_;
+  int64_t num_entries_ = 0;
+  int64_t num_opened_ = 0;
+};
+
+SavedTensors::SavedTensors(std::string path, Manifest manifest)
+    : path_(std::move(path)),
+      manifest_(std::move(manifest)),
+      files_(std::make_shared<OpenFiles>()) {}
+
+int64_t SavedTensors::num_opened() const { return files_->num_opened(); }
 
 std::vector<PartOfPiece> PiecesWithin(const ManifestTensor& tensor,
                                       int64_t begin, int64_t length) {
@@ -129,11 +172,17 @@ absl::Status SavedTensors::Verify(int index) const {
 
 absl::Status SavedTensors::CheckReadable(
     std::span<const WantedElements> wanted) const {
-  return ForEachRead(*this, wanted, CheckRead);
+  const auto open = [this](int index) {
+    return files_->Open(path_, manifest_, index);
+  };
+  return ForEachRead(*this, open, wanted, CheckRead);
 }
 
 absl::Status SavedTensors::Read(std::span<const WantedElements> wanted) const {
-  RETURN_IF_ERROR(ForEachRead(*this, wanted, DoRead));
+  const auto open = [this](int index) {
+    return files_->Open(path_, manifest_, index);
+  };
+  RETURN_IF_ERROR(ForEachRead(*this, open, wanted, DoRead));
   for (const WantedElements& w : wanted) w.into.storage()->BumpVersion();
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,12 +34,14 @@ struct PartOfPiece {
 std::vector<PartOfPiece> PiecesWithin(const ManifestTensor& tensor,
                                       int64_t begin, int64_t length);
 
+// Files stay open once something was read from them, while their headers take
+// little memory (kMostOpenEntries), as slices are read one by one. Copies share
+// them. Thread-safe.
 class SavedTensors {
  public:
   // Reads the manifest of the checkpoint at `path` and looks at no other file.
   static absl::StatusOr<SavedTensors> Open(const std::string& path);
-  SavedTensors(std::string path, Manifest manifest)
-      : path_(std::move(path)), manifest_(std::move(manifest)) {}
+  SavedTensors(std::string path, Manifest manifest);
 
   const std::string& path() const { return path_; }
   const Manifest& manifest() const { return manifest_; }
@@ -49,12 +52,21 @@ class SavedTensors {
   // Whether Read would find all that it needs: the elements, the files that
   // have them, and in these the pieces that the manifest tells of.
   absl::Status CheckReadable(std::span<const WantedElements> wanted) const;
-  // Fills all of `wanted`, straight from disk; memory is a file's header.
+  // Fills all of `wanted`, straight from disk; memory is files' headers.
   absl::Status Read(std::span<const WantedElements> wanted) const;
 
+  // Tensors of all files that stay open.
+  static constexpr int64_t kMostOpenEntries = 1 << 16;
+
+  // How often a file's header was read.
+  int64_t num_opened() const;
+
  private:
+  class OpenFiles;
+
   std::string path_;
   Manifest manifest_;
+  std::shared_ptr<OpenFiles> files_;
 };
 
 }  // namespace tessera

@@ -43,6 +43,19 @@ TEST(SavedTensorsTest, PartsOfPiecesMakeARange) {
   }
 }
 
+// Slices of many tensors open each file once.
+TEST(SavedTensorsTest, FilesStayOpen) {
+  const auto saved = SavedTensors::Open(Save("open", 4));
+  ASSERT_OK(saved);
+  const SavedTensors copy = *saved;
+  for (int64_t begin = 0; begin < 15; ++begin) {
+    const Tensor into = Tensor::Empty(Shape{1});
+    ASSERT_OK(copy.Read({{{"w", begin, into}}}));
+    EXPECT_EQ(into.Item(), 0.5f + static_cast<float>(begin));
+  }
+  EXPECT_EQ(saved->num_opened(), 4);
+}
+
 TEST(SavedTensorsTest, AnyPartIsRead) {
   for (const int num_ranks : {1, 4, 8}) {
     const auto saved = SavedTensors::Open(Save("any", num_ranks));

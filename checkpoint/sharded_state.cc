@@ -209,10 +209,18 @@ class StatesToRead {
 std::vector<CheckpointTensor> ShardedTensors(FullyShardedModule& module) {
   module.Reshard();
   const Pieces pieces(module);
+  std::map<const VariableImpl*, std::vector<std::string>> names;
+  for (const NamedVariable& p : module.module().NamedParameters(true)) {
+    names[p.variable.impl().get()].push_back(p.name);
+  }
   std::vector<CheckpointTensor> tensors;
   for (const ShardedParameter& p : module.Parameters()) {
     tensors.push_back(
         pieces.Like(p, absl::StrCat(kModel, p.name), p.variable.data()));
+    for (const std::string& name : names[p.variable.impl().get()]) {
+      if (name == p.name) continue;
+      tensors.back().aliases.push_back(absl::StrCat(kModel, name));
+    }
   }
   for (const NamedBuffer& b : PersistentBuffers(module.module())) {
     tensors.push_back(

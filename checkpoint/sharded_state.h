@@ -14,8 +14,9 @@ namespace tessera {
 // What this rank keeps of each parameter ("model.NAME") and of the optimizer's
 // state of it ("optimizer.NAME.STATE"), and, whole, of each persistent buffer.
 // Model tensors are the module's own memory. Names are those of the plain
-// module. What several ranks keep is marked so, and saved once. Called by all
-// ranks between steps.
+// module; a tied parameter is there once, with its other names as aliases. What
+// several ranks keep is marked so, and saved once. Called by all ranks between
+// steps.
 std::vector<CheckpointTensor> ShardedTensors(FullyShardedModule& module,
                                              const Optimizer& optimizer);
 // The same of the module alone.

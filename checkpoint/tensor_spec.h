@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "checkpoint/opaque_type.h"
 #include "kernels/dtype.h"
 #include "runtime/tensor/shape.h"
 
@@ -10,8 +11,10 @@ namespace tessera {
 
 struct TensorSpec {
   std::string name;
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;  // Of the tensor that is given.
   Shape shape;
+  // Not null: the file says this type, whose carrier is `dtype`.
+  const OpaqueType* opaque = nullptr;
 };
 
 }  // namespace tessera

@@ -1,7 +1,5 @@
-// Finds and reads what save_checkpoint.cc has written.
+// Reads what save_checkpoint.cc has written.
 #include "checkpoint/training_checkpoint.h"
-
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <iterator>
@@ -9,94 +7,17 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "fsdp/comm/from_rank0.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
 
 namespace tessera {
 namespace {
 
-absl::Status NoneIn(const std::string& folder,
-                    const std::vector<std::string>& reasons) {
-  return absl::NotFoundError(absl::StrCat("no complete checkpoint in ", folder,
-                                          reasons.empty() ? "" : ": ",
-                                          absl::StrJoin(reasons, "; ")));
-}
-
-void WarnPassedOver(const std::string& path, const std::string& reason) {
-  spdlog::warn("{} is passed over: {}", path, reason);
-}
-
-absl::StatusOr<std::string> ToldByRank0(
-    Communicator& communicator, const absl::StatusOr<std::string>& value,
-    const char* what) {
-  RETURN_IF_ERROR(communicator.AgreeOnStatus(value.status(), what));
-  ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   communicator.AllGatherBytes(*value, what));
-  return all[0];
-}
-
-// "900 800 ": the steps that are there, the largest first.
-absl::StatusOr<std::string> StepsText(const std::string& folder) {
-  ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> all,
-                   ListCheckpoints(folder));
-  std::string text;
-  for (auto it = all.rbegin(); it != all.rend(); ++it) {
-    absl::StrAppend(&text, it->step, " ");
-  }
-  return text;
-}
-
-// Which of the manifest's files this rank sees whole: '1', else '0'.
-std::string FilesSeen(const std::string& path, const Manifest& manifest) {
-  std::string seen;
-  for (const ManifestFile& file : manifest.files) {
-    seen += CheckFileSize(path, file).ok() ? '1' : '0';
-  }
-  return seen;
-}
-
-// OK when some rank sees each file; the same on all ranks.
-absl::Status CheckFiles(Communicator& communicator, const std::string& path,
-                        const Manifest& manifest) {
-  ASSIGN_OR_RETURN(
-      const std::vector<std::string> seen,
-      communicator.AllGatherBytes(FilesSeen(path, manifest), "find files"));
-  for (size_t i = 0; i < manifest.files.size(); ++i) {
-    const bool found = std::any_of(
-        seen.begin(), seen.end(),
-        [i](const std::string& s) { return i < s.size() && s[i] == '1'; });
-    if (found) continue;
-    return absl::DataLossError(
-        absl::StrCat(path, "/", manifest.files[i].name,
-                     ": is not there, or has not all its bytes"));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::string> ReadManifestText(const std::string& path) {
   return ReadFile(absl::StrCat(path, "/", kManifestName));
-}
-
-absl::Status CheckWhole(Communicator& communicator, const std::string& path) {
-  absl::StatusOr<std::string> text = std::string();
-  if (communicator.rank() == 0) text = ReadManifestText(path);
-  ASSIGN_OR_RETURN(const std::string told,
-                   ToldByRank0(communicator, text, "find checkpoint"));
-  const absl::StatusOr<Manifest> manifest = ParseManifest(told);
-  if (!manifest.ok()) return Annotate(manifest.status(), path);
-  return CheckFiles(communicator, path, *manifest);
-}
-
-absl::Status CheckWhole(const std::string& path) {
-  ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(path));
-  for (const ManifestFile& file : manifest.files) {
-    RETURN_IF_ERROR(CheckFileSize(path, file));
-  }
-  return absl::OkStatus();
 }
 
 std::string Describe(DType dtype, const Shape& shape,
@@ -185,39 +106,6 @@ std::vector<WantedElements> WantedOf(std::span<const CheckpointTensor> tensors,
 
 }  // namespace
 
-absl::StatusOr<std::string> FindLatestCheckpoint(const std::string& folder) {
-  ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> all,
-                   ListCheckpoints(folder));
-  std::vector<std::string> reasons;
-  for (auto it = all.rbegin(); it != all.rend(); ++it) {
-    const absl::Status whole = CheckWhole(it->path);
-    if (whole.ok()) return it->path;
-    reasons.emplace_back(whole.message());
-    WarnPassedOver(it->path, reasons.back());
-  }
-  return NoneIn(folder, reasons);
-}
-
-absl::StatusOr<std::string> FindLatestCheckpoint(Communicator& communicator,
-                                                 const std::string& folder) {
-  absl::StatusOr<std::string> steps = std::string();
-  if (communicator.rank() == 0) steps = StepsText(folder);
-  ASSIGN_OR_RETURN(std::string text,
-                   ToldByRank0(communicator, steps, "find checkpoint"));
-  std::vector<std::string> reasons;
-  for (size_t end; (end = text.find(' ')) != std::string::npos;
-       text.erase(0, end + 1)) {
-    int64_t step = 0;
-    TESSERA_CHECK(absl::SimpleAtoi(text.substr(0, end), &step));
-    const std::string path = CheckpointPath(folder, step);
-    const absl::Status whole = CheckWhole(communicator, path);
-    if (whole.ok()) return path;
-    reasons.emplace_back(whole.message());
-    if (communicator.rank() == 0) WarnPassedOver(path, reasons.back());
-  }
-  return NoneIn(folder, reasons);
-}
-
 absl::Status TensorDifferences::AsStatus(const ReadOptions& options) const {
   std::vector<std::string> lines;
   const auto add = [&](const char* what, bool ignored,
@@ -248,7 +136,7 @@ absl::StatusOr<CheckpointReader> CheckpointReader::Open(
   absl::StatusOr<std::string> text = std::string();
   if (communicator.rank() == 0) text = ReadManifestText(path);
   ASSIGN_OR_RETURN(const std::string manifest,
-                   ToldByRank0(communicator, text, "open checkpoint"));
+                   FromRank0(communicator, text, "open checkpoint"));
   absl::StatusOr<SavedTensors> saved =
       ParseAndVerify(communicator, path, manifest, model);
   RETURN_IF_ERROR(
@@ -283,25 +171,31 @@ TensorDifferences CheckpointReader::Compare(
   return differences;
 }
 
+absl::StatusOr<std::vector<WantedElements>> CheckpointReader::Plan(
+    std::span<const CheckpointTensor> tensors,
+    const ReadOptions& options) const {
+  RETURN_IF_ERROR(Annotate(CheckNames(tensors), path()));
+  const TensorDifferences differences = Compare(tensors);
+  RETURN_IF_ERROR(Annotate(differences.AsStatus(options), path()));
+  std::vector<WantedElements> wanted = WantedOf(tensors, differences);
+  RETURN_IF_ERROR(saved_.CheckReadable(wanted));
+  return wanted;
+}
+
 absl::Status CheckpointReader::Check(Communicator& communicator,
                                      std::span<const CheckpointTensor> tensors,
                                      const ReadOptions& options) const {
-  const TensorDifferences differences = Compare(tensors);
-  absl::Status status = CheckNames(tensors);
-  if (status.ok()) status = differences.AsStatus(options);
-  status = Annotate(status, path());
-  if (status.ok()) {
-    status = saved_.CheckReadable(WantedOf(tensors, differences));
-  }
-  return communicator.AgreeOnStatus(status, "compare checkpoint");
+  return communicator.AgreeOnStatus(Plan(tensors, options).status(),
+                                    "compare checkpoint");
 }
 
 absl::Status CheckpointReader::Read(Communicator& communicator,
                                     std::span<const CheckpointTensor> tensors,
                                     const ReadOptions& options) const {
-  RETURN_IF_ERROR(Check(communicator, tensors, options));
-  return communicator.AgreeOnStatus(
-      saved_.Read(WantedOf(tensors, Compare(tensors))), "read checkpoint");
+  const auto wanted = Plan(tensors, options);
+  RETURN_IF_ERROR(
+      communicator.AgreeOnStatus(wanted.status(), "compare checkpoint"));
+  return communicator.AgreeOnStatus(saved_.Read(*wanted), "read checkpoint");
 }
 
 }  // namespace tessera

@@ -49,11 +49,12 @@ absl::StatusOr<std::string> SavePieces(Communicator& communicator,
                                        const SaveOptions& options,
                                        std::span<const HostPiece> pieces);
 
-// The whole checkpoint of the largest step in `folder`, found by looking and
+// The whole checkpoint that was saved last into `folder`, found by looking and
 // not by a pointer: its manifest can be read, and every file that this tells of
 // has its size. One that is not whole is passed over, with a warning. kNotFound
 // when there is none. Rank 0 looks which there are, a file may be on any rank's
-// disk, and all ranks get the same answer.
+// disk, and all ranks get the same answer. What was saved last counts, not the
+// largest step: a run may have gone back to an earlier one.
 absl::StatusOr<std::string> FindLatestCheckpoint(Communicator& communicator,
                                                  const std::string& folder);
 // The same for one process, e.g. a program that only reads.
@@ -91,6 +92,11 @@ class CheckpointReader {
   static absl::StatusOr<CheckpointReader> Open(Communicator& communicator,
                                                const std::string& path,
                                                const std::string& model);
+  // Opens what FindLatestCheckpoint finds in `folder`. One whose files are
+  // there and damaged, which Open's kDataLoss says, is passed over as well.
+  static absl::StatusOr<CheckpointReader> OpenLatest(Communicator& communicator,
+                                                     const std::string& folder,
+                                                     const std::string& model);
 
   const Manifest& manifest() const { return saved_.manifest(); }
   const std::string& path() const { return saved_.path(); }
@@ -104,14 +110,18 @@ class CheckpointReader {
   // Called by all ranks; blocks. Fills each rank's pieces, whatever pieces were
   // saved. An error on all ranks, and nothing is written, when names, shapes or
   // types differ from what was saved, on whichever side something is too much,
-  // or a file that a rank needs is not there. Extra memory is the header of one
-  // file.
+  // or a file that a rank needs is not there. Extra memory is the headers of
+  // the files, up to SavedTensors::kMostOpenEntries.
   absl::Status Read(Communicator& communicator,
                     std::span<const CheckpointTensor> tensors,
                     const ReadOptions& options = {}) const;
 
  private:
   explicit CheckpointReader(SavedTensors saved) : saved_(std::move(saved)) {}
+  // What Read will read on this rank, once it has been checked.
+  absl::StatusOr<std::vector<WantedElements>> Plan(
+      std::span<const CheckpointTensor> tensors,
+      const ReadOptions& options) const;
 
   SavedTensors saved_;
 };

@@ -8,6 +8,19 @@ absl::StatusOr<Tensor> WeightSource::ReadElements(const std::string& name,
                                                   int64_t begin, int64_t length,
                                                   Device device) const {
   const auto found = weights_.find(name);
+  if (found != weights_.end() && !found->second.dtype.has_value()) {
+    return absl::UnimplementedError(
+        absl::StrCat(found->second.path, ": tensor \"", name,
+                     "\": no tensors of ", found->second.type_name, " here"));
+  }
+  return ReadAnyElements(name, begin, length, device);
+}
+
+absl::StatusOr<Tensor> WeightSource::ReadAnyElements(const std::string& name,
+                                                     int64_t begin,
+                                                     int64_t length,
+                                                     Device device) const {
+  const auto found = weights_.find(name);
   if (found == weights_.end()) {
     return absl::NotFoundError(
         absl::StrCat("read weights: there is no tensor \"", name, "\" among ",
@@ -16,7 +29,7 @@ absl::StatusOr<Tensor> WeightSource::ReadElements(const std::string& name,
   const WeightInfo& weight = found->second;
   const std::string where =
       absl::StrCat(weight.path, ": tensor \"", name, "\"");
-  if (!weight.dtype.has_value()) {
+  if (!weight.moved_as().has_value()) {
     return absl::UnimplementedError(
         absl::StrCat(where, ": no tensors of ", weight.type_name, " here"));
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/opaque_type.h"
 #include "kernels/dtype.h"
 #include "runtime/device/device.h"
 #include "runtime/tensor/tensor.h"
@@ -21,6 +22,13 @@ struct WeightInfo {
   std::optional<DType> dtype = {};  // Nothing: a type that tessera lacks.
   Shape shape;
   std::string path;  // Of the file, for errors.
+  // Where there is no dtype: what the elements are moved as; null: not at all.
+  const OpaqueType* opaque = nullptr;
+
+  // Of what ReadAnyElements gives.
+  std::optional<DType> moved_as() const {
+    return opaque == nullptr ? dtype : opaque->carrier;
+  }
 };
 
 // What opening found is complete and checked: later errors are the disk's, or
@@ -38,9 +46,14 @@ class WeightSource {
   // kNotFound, kOutOfRange, and kUnimplemented for a type that tessera lacks.
   absl::StatusOr<Tensor> ReadElements(const std::string& name, int64_t begin,
                                       int64_t length, Device device) const;
+  // The same, also of an opaque type, whose elements come as its carrier: for
+  // copying, not for values.
+  absl::StatusOr<Tensor> ReadAnyElements(const std::string& name, int64_t begin,
+                                         int64_t length, Device device) const;
 
  protected:
-  // Of a tensor that is there, has a type of ours, and holds the range.
+  // Of a tensor that is there and holds the range, in the type that moved_as()
+  // says, which it has.
   virtual absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight,
                                            int64_t begin, int64_t length,
                                            Device device) const = 0;

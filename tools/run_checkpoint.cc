@@ -8,6 +8,7 @@
 #include "checkpoint/huggingface/save_folder.h"
 #include "checkpoint/sharded_state.h"
 #include "checkpoint/training_checkpoint.h"
+#include "fsdp/comm/from_rank0.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
 #include "tools/cache_folder.h"
@@ -44,15 +45,17 @@ std::string FolderOfLatest(const std::string& run_folder,
              : resume;
 }
 
-absl::StatusOr<std::string> FindCheckpoint(Communicator& world,
-                                           const std::string& run_folder,
-                                           const std::string& resume) {
-  std::string folder;
-  if (world.rank() == 0) folder = FolderOfLatest(run_folder, resume);
-  ASSIGN_OR_RETURN(const std::vector<std::string> folders,
-                   world.AllGatherBytes(folder, "find checkpoint"));
-  if (folders[0].empty()) return resume;
-  return FindLatestCheckpoint(world, folders[0]);
+// Called by all ranks.
+absl::StatusOr<CheckpointReader> OpenCheckpoint(Communicator& world,
+                                                const RunParts& parts,
+                                                const std::string& resume) {
+  std::string mine;
+  if (world.rank() == 0) mine = FolderOfLatest(parts.folder, resume);
+  ASSIGN_OR_RETURN(const std::string folder,
+                   FromRank0(world, mine, "find checkpoint"));
+  return folder.empty()
+             ? CheckpointReader::Open(world, resume, parts.model_text)
+             : CheckpointReader::OpenLatest(world, folder, parts.model_text);
 }
 
 absl::Status CheckFolder(const std::string& folder,
@@ -81,10 +84,9 @@ absl::StatusOr<RunState> ResumeRun(const RunParts& parts,
                                    const std::string& resume,
                                    const RunState& fresh) {
   Communicator& world = *parts.module->mesh().world();
-  ASSIGN_OR_RETURN(const std::string path,
-                   FindCheckpoint(world, parts.folder, resume));
   ASSIGN_OR_RETURN(const CheckpointReader reader,
-                   CheckpointReader::Open(world, path, parts.model_text));
+                   OpenCheckpoint(world, parts, resume));
+  const std::string& path = reader.path();
   const RunState& saved = reader.manifest().state;
   RETURN_IF_ERROR(CheckSame(path, "--seed", absl::StrCat(saved.seed),
                             absl::StrCat(fresh.seed)));
@@ -99,16 +101,13 @@ absl::StatusOr<RunState> ResumeRun(const RunParts& parts,
 
 absl::StatusOr<std::string> PrepareRunFolder(Communicator& world,
                                              const TrainOptions& options) {
-  std::string folder = options.out;
-  absl::Status status;
+  absl::StatusOr<std::string> folder = options.out;
   if (world.rank() == 0) {
-    if (folder.empty()) folder = NewRunFolder(CacheFolder());
-    status = CheckFolder(folder, options);
+    if (folder->empty()) folder = NewRunFolder(CacheFolder());
+    const absl::Status status = CheckFolder(*folder, options);
+    if (!status.ok()) folder = status;
   }
-  RETURN_IF_ERROR(world.AgreeOnStatus(status, "run folder"));
-  ASSIGN_OR_RETURN(const std::vector<std::string> folders,
-                   world.AllGatherBytes(folder, "run folder"));
-  return folders[0];
+  return FromRank0(world, folder, "run folder");
 }
 
 absl::Status WriteFinishedRun(const RunParts& parts,

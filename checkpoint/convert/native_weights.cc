@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -66,11 +67,10 @@ class NativeWeights final : public WeightSource {
     }
     for (const auto& [saved_name, tensor] : saved_.manifest().tensors) {
       if (has_model && !saved_name.starts_with(kModel)) continue;
-      const std::string name =
-          has_model ? saved_name.substr(sizeof(kModel) - 1) : saved_name;
-      weights_[name] = {name, DTypeName(tensor.dtype), tensor.dtype,
-                        tensor.shape, saved_.path()};
-      saved_names_[name] = saved_name;
+      List(saved_name, saved_name, tensor, has_model);
+      for (const std::string& alias : tensor.aliases) {
+        List(alias, saved_name, tensor, has_model);
+      }
     }
   }
 
@@ -82,29 +82,54 @@ class NativeWeights final : public WeightSource {
   }
 
  private:
+  void List(std::string name, const std::string& saved_name,
+            const ManifestTensor& tensor, bool has_model) {
+    if (has_model && name.starts_with(kModel)) {
+      name.erase(0, sizeof(kModel) - 1);
+    }
+    weights_[name] = {name, DTypeName(tensor.dtype), tensor.dtype, tensor.shape,
+                      saved_.path()};
+    saved_names_[name] = saved_name;
+  }
+
   absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
                                    int64_t length,
                                    Device device) const override {
     const std::string& name = saved_names_.at(weight.name);
     const ManifestTensor& tensor = saved_.manifest().tensors.at(name);
+    if (!tensor.order.empty() && length > 0) {
+      return ReadReordered(name, begin, length, device);
+    }
     ASSIGN_OR_RETURN(Tensor out, NewHostTensor(length, tensor.dtype, device));
     if (length == 0) return out;
-    if (tensor.order.empty()) {
-      const WantedElements wanted = {name, begin, out};
-      RETURN_IF_ERROR(saved_.Read({&wanted, 1}));
-      return out;
-    }
-    RETURN_IF_ERROR(Gather(name, begin, out));
+    const WantedElements wanted = {name, begin, out};
+    RETURN_IF_ERROR(saved_.Read({&wanted, 1}));
     return out;
   }
 
-  // The same of a tensor that is saved in another order, block by block.
-  absl::Status Gather(const std::string& name, int64_t begin,
-                      const Tensor& out) const {
+  // The same of a tensor that is saved in another order. Whoever reads it slice
+  // by slice needs all of it for each, so it is kept until the last one.
+  absl::StatusOr<Tensor> ReadReordered(const std::string& name, int64_t begin,
+                                       int64_t length, Device device) const {
+    const ManifestTensor& tensor = saved_.manifest().tensors.at(name);
+    const int64_t count = tensor.shape.num_elements();
+    const std::lock_guard lock(mutex_);
+    Tensor whole = whole_name_ == name ? whole_ : Tensor();
+    if (!whole.defined() || whole.device() != device) {
+      ASSIGN_OR_RETURN(whole, NewHostTensor(count, tensor.dtype, device));
+      RETURN_IF_ERROR(Gather(name, whole));
+    }
+    const bool goes_on = begin + length < count;
+    whole_ = goes_on ? whole : Tensor();
+    whole_name_ = goes_on ? name : "";
+    return whole.Narrow(0, begin, length);
+  }
+
+  // All of it, block by block.
+  absl::Status Gather(const std::string& name, const Tensor& out) const {
     const ManifestTensor& tensor = saved_.manifest().tensors.at(name);
     const int64_t bytes = ElementBytes(tensor.dtype);
     const int64_t count = tensor.shape.num_elements();
-    const int64_t end = begin + out.num_elements();
     const int64_t step = std::min(kBlockBytes / bytes, count);
     ASSIGN_OR_RETURN(const Tensor block,
                      NewHostTensor(step, tensor.dtype, out.device()));
@@ -116,9 +141,7 @@ class NativeWeights final : public WeightSource {
       const WantedElements wanted = {name, at, block.Narrow(0, 0, n)};
       RETURN_IF_ERROR(saved_.Read({&wanted, 1}));
       for (int64_t i = 0; i < n; ++i, order.Next()) {
-        const int64_t position = order.position();
-        if (position < begin || position >= end) continue;
-        std::memcpy(to + (position - begin) * bytes, from + i * bytes, bytes);
+        std::memcpy(to + order.position() * bytes, from + i * bytes, bytes);
       }
     }
     return absl::OkStatus();
@@ -126,6 +149,9 @@ class NativeWeights final : public WeightSource {
 
   SavedTensors saved_;
   std::map<std::string, std::string> saved_names_;  // By name.
+  mutable std::mutex mutex_;
+  mutable std::string whole_name_;  // Of what is kept, as it is saved.
+  mutable Tensor whole_;
 };
 
 }  // namespace

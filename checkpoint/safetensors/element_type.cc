@@ -39,6 +39,16 @@ const SafetensorsType* FindSafetensorsType(const std::string& name) {
   return nullptr;
 }
 
+std::optional<DType> SafetensorsType::moved_as() const {
+  const OpaqueType* opaque = FindOpaqueSafetensorsType(name);
+  return opaque == nullptr ? dtype : opaque->carrier;
+}
+
+const SafetensorsType& SafetensorsTypeOf(const TensorSpec& spec) {
+  if (spec.opaque == nullptr) return SafetensorsTypeOf(spec.dtype);
+  return *FindSafetensorsType(std::string(spec.opaque->safetensors));
+}
+
 const SafetensorsType& SafetensorsTypeOf(DType dtype) {
   for (const SafetensorsType& type : kTypes) {
     if (type.dtype == dtype) return type;

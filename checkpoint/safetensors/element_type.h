@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/tensor_spec.h"
 #include "kernels/dtype.h"
 
 namespace tessera {
@@ -15,10 +16,14 @@ struct SafetensorsType {
   // Tensors of higher rank come first in a file, so each is aligned.
   int rank;
   std::optional<DType> dtype = {};  // Nothing: files may have it, we do not.
+
+  // In which elements are written and copied; nothing: they are not.
+  std::optional<DType> moved_as() const;
 };
 
 // Null when no type has that name.
 const SafetensorsType* FindSafetensorsType(const std::string& name);
 const SafetensorsType& SafetensorsTypeOf(DType dtype);
+const SafetensorsType& SafetensorsTypeOf(const TensorSpec& spec);
 
 }  // namespace tessera

@@ -246,10 +246,7 @@ absl::Status CheckStart(const std::string& text) {
   return absl::OkStatus();
 }
 
-std::string Quoted(const std::string& text) {
-  return Json(text).dump(-1, ' ', /*ensure_ascii=*/false,
-                         Json::error_handler_t::replace);
-}
+std::string Quoted(const std::string& text) { return Json(text).dump(); }
 
 }  // namespace
 

@@ -39,7 +39,8 @@ struct SafetensorsHeader {
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
     const std::string& text);
 
-// Compact JSON, padded with spaces to a multiple of 8 bytes.
+// Compact JSON, padded with spaces to a multiple of 8 bytes. All texts are
+// UTF-8.
 std::string SerializeSafetensorsHeader(const SafetensorsHeader& header);
 
 // The number of bytes of a tensor; an error when it has no whole number of

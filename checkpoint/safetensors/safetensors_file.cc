@@ -1,6 +1,5 @@
 #include "checkpoint/safetensors/safetensors_file.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -115,7 +114,7 @@ absl::Status SafetensorsFile::ReadInto(const std::string& name, int64_t begin,
   }
   TESSERA_CHECK(out.IsContiguous() && out.device().type == DeviceType::kCpu);
   // Queued work may still use the memory that `out` was just given.
-  ComputeStream(out.device()).Synchronize();
+  RETURN_IF_ERROR(Try([&] { ComputeStream(out.device()).Synchronize(); }));
   const int64_t element_bytes = ElementBytes(out.dtype());
   RETURN_IF_ERROR(
       file_.ReadAt(data_offset_ + entry.begin + begin * element_bytes,
@@ -150,26 +149,6 @@ absl::StatusOr<Tensor> SafetensorsFile::ReadElements(const std::string& name,
   }));
   RETURN_IF_ERROR(ReadInto(name, begin, out));
   return out;
-}
-
-absl::StatusOr<Tensor> SafetensorsFile::ReadRows(const std::string& name,
-                                                 int64_t begin, int64_t length,
-                                                 Device device) const {
-  ASSIGN_OR_RETURN(const SafetensorsEntry entry, Info(name));
-  RETURN_IF_ERROR(CheckDims(path(), entry));
-  if (entry.shape.num_dims() == 0 || begin < 0 || length < 0 ||
-      length > entry.shape.dim(0) || begin > entry.shape.dim(0) - length) {
-    return absl::OutOfRangeError(absl::StrCat(
-        path(), ": tensor \"", name, "\": wanted ", length, " rows from ",
-        begin, " on, it is ", entry.shape.ToString()));
-  }
-  const int64_t row =
-      entry.shape.num_elements() / std::max<int64_t>(entry.shape.dim(0), 1);
-  ASSIGN_OR_RETURN(const Tensor elements,
-                   ReadElements(name, begin * row, length * row, device));
-  Shape shape = entry.shape;
-  shape.set_dim(0, length);
-  return Tensor::View(elements.storage(), 0, shape, elements.dtype());
 }
 
 absl::StatusOr<Tensor> SafetensorsFile::Read(const std::string& name,

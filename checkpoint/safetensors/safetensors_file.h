@@ -44,10 +44,6 @@ class SafetensorsFile {
   absl::StatusOr<Tensor> ReadElements(const std::string& name, int64_t begin,
                                       int64_t length,
                                       Device device = CpuDevice()) const;
-  // Rows [begin, begin + length) of dimension 0.
-  absl::StatusOr<Tensor> ReadRows(const std::string& name, int64_t begin,
-                                  int64_t length,
-                                  Device device = CpuDevice()) const;
   // As ReadElements, into a contiguous tensor of the same element type that
   // has as many elements.
   absl::Status ReadInto(const std::string& name, int64_t begin,

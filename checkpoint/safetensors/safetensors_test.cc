@@ -198,11 +198,6 @@ TEST(SafetensorsTest, ReadsPartsOfWhatWasWrittenInParts) {
               ElementsAre(0, 1, 2, 3, 4, 5));
   EXPECT_THAT(file->ReadElements("w", 1, 3)->ToVector<double>(),
               ElementsAre(1, 2, 3));
-  const auto rows = file->ReadRows("w", 1, 2);
-  EXPECT_EQ(rows->shape(), Shape({2, 2}));
-  EXPECT_THAT(rows->ToVector<double>(), ElementsAre(2, 3, 4, 5));
-  EXPECT_EQ(file->ReadRows("w", 3, 0)->shape(), Shape({0, 2}));
-  EXPECT_FALSE(file->ReadRows("w", 2, 2).ok());
   EXPECT_FALSE(file->ReadElements("w", 5, 2).ok());
   EXPECT_FALSE(file->ReadElements("w", -1, 2).ok());
   EXPECT_FALSE(file->ReadInto("w", 0, Tensor::Empty(Shape{6})).ok());
@@ -250,6 +245,16 @@ TEST(SafetensorsTest, RefusesToWriteWhatItCouldNotRead) {
   EXPECT_THAT(
       error({{"a", DType::kInt64, Shape{int64_t{1} << 40, int64_t{1} << 40}}}),
       HasSubstr("overflows"));
+  EXPECT_THAT(error({{"a\xff", DType::kInt64, Shape{1}}}),
+              HasSubstr("the name of tensor \"a\\xff\" is no UTF-8"));
+  for (const auto& [key, value] :
+       {std::pair("k", "\xc3"), std::pair("\xed\xa0\x80", "v")}) {
+    EXPECT_THAT(std::string(SafetensorsWriter::Create(
+                                TestPath("bad.safetensors"), {}, {{key, value}})
+                                .status()
+                                .message()),
+                HasSubstr("is no UTF-8"));
+  }
   const auto missing =
       SafetensorsWriter::Create(TestPath("no/such/folder/x"), {});
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);

@@ -21,8 +21,10 @@ class SafetensorsWeights final : public WeightSource {
     const int64_t data_bytes = entries.empty() ? 0 : entries.back().end;
     const int64_t data_offset = file_->num_bytes() - data_bytes;
     for (const SafetensorsEntry& entry : entries) {
-      weights_[entry.name] = {entry.name, entry.type->name, entry.type->dtype,
-                              entry.shape, header.path()};
+      weights_[entry.name] = {
+          entry.name,        entry.type->name,
+          entry.type->dtype, entry.shape,
+          header.path(),     FindOpaqueSafetensorsType(entry.type->name)};
       offsets_[entry.name] = data_offset + entry.begin;
     }
   }
@@ -31,7 +33,7 @@ class SafetensorsWeights final : public WeightSource {
   absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
                                    int64_t length,
                                    Device device) const override {
-    const DType dtype = *weight.dtype;
+    const DType dtype = *weight.moved_as();
     const int64_t element_bytes = ElementBytes(dtype);
     const int64_t offset = offsets_.at(weight.name) + begin * element_bytes;
     const char* data = file_->bytes().data() + offset;

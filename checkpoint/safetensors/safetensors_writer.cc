@@ -4,12 +4,21 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
+#include "runtime/data/utf8.h"
 #include "runtime/device/stream.h"
 
 namespace tessera {
 namespace {
+
+absl::Status CheckText(const std::string& what, const std::string& text) {
+  if (IsUtf8(text)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " \"", absl::CHexEscape(text),
+                   "\" is no UTF-8, which safetensors files want"));
+}
 
 absl::StatusOr<SafetensorsHeader> MakeHeader(
     const std::vector<TensorSpec>& tensors,
@@ -17,8 +26,9 @@ absl::StatusOr<SafetensorsHeader> MakeHeader(
   SafetensorsHeader header;
   for (const TensorSpec& tensor : tensors) {
     SafetensorsEntry entry;
+    RETURN_IF_ERROR(CheckText("the name of tensor", tensor.name));
     entry.name = tensor.name;
-    entry.type = &SafetensorsTypeOf(tensor.dtype);
+    entry.type = &SafetensorsTypeOf(tensor);
     entry.shape = tensor.shape;
     header.entries.push_back(std::move(entry));
   }
@@ -34,6 +44,10 @@ absl::StatusOr<SafetensorsHeader> MakeHeader(
     entry.end = header.data_bytes += num_bytes;
   }
   metadata.emplace("format", "pt");
+  for (const auto& [key, value] : metadata) {
+    RETURN_IF_ERROR(CheckText("the key of metadata", key));
+    RETURN_IF_ERROR(CheckText("the metadata", value));
+  }
   header.metadata = std::move(metadata);
   return header;
 }
@@ -72,7 +86,7 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(
       MakeHeader(tensors, std::move(metadata));
   if (!header.ok()) return Annotate(header.status(), path);
   const std::string text = SerializeSafetensorsHeader(*header);
-  // The reader's checks: a name that is no UTF-8, or stands twice.
+  // The reader's checks: a name that stands twice.
   if (absl::StatusOr<SafetensorsHeader> parsed = ParseSafetensorsHeader(text);
       !parsed.ok()) {
     return Annotate(parsed.status(), path);
@@ -101,7 +115,7 @@ absl::Status SafetensorsWriter::WriteElements(const std::string& name,
     return absl::NotFoundError(absl::StrCat(where, ": was not announced"));
   }
   const SafetensorsEntry& entry = header_.entries[found->second];
-  if (entry.type->dtype != tensor.dtype()) {
+  if (entry.type->moved_as() != tensor.dtype()) {
     return absl::InvalidArgumentError(absl::StrCat(
         where, ": announced as ", entry.type->name, " ", entry.shape.ToString(),
         ", got ", tensor.ToString(), " at element ", begin));

@@ -67,6 +67,7 @@ class FileOperations {
   }
 
   bool active() const { return active_ && !inside_; }
+  bool no_exchange() const { return active_ && options_.no_exchange; }
 
   bool Concerns(const std::string& path) const {
     const std::string full = fs::absolute(path).lexically_normal().string();
@@ -322,6 +323,10 @@ int renameat2(int from_folder, const char* from, int to_folder, const char* to,
   static auto* const real =
       Real<int(int, const char*, int, const char*, unsigned)>("renameat2");
   const auto operation = [&] {
+    if (flags != 0 && tessera::FileOperations::Get().no_exchange()) {
+      errno = EINVAL;
+      return -1;
+    }
     return real(from_folder, from, to_folder, to, flags);
   };
   return Active() ? Intercept(PathAt(to_folder, to), operation, Nothing)

@@ -32,6 +32,8 @@ struct FileOperationsOptions {
   int error_number = 28;  // ENOSPC
   int delay_us = 0;       // Before each operation.
   std::string copy = {};  // Of kLosePower; must not exist.
+  // Two names are never exchanged (EINVAL), as on file systems that cannot.
+  bool no_exchange = false;
 };
 
 // From now on; what is in the folder counts as synced. Operations of all
