@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/convert/copy_weights.h"
+#include "checkpoint/convert/merge.h"
 #include "checkpoint/convert/weight_files.h"
 #include "runtime/data/file_io.h"
 #include "tests/testing/status_matchers.h"
@@ -90,6 +91,66 @@ TEST(ConvertTest, EveryFormatToEveryOther) {
       }
     }
   }
+}
+
+// One tensor of each type that tessera does not compute with.
+class OpaqueWeights final : public WeightSource {
+ public:
+  OpaqueWeights() {
+    for (const char* name :
+         {"I8", "I16", "U16", "U32", "U64", "C64", "F8_E4M3", "F8_E5M2",
+          "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"}) {
+      weights_[name] = {name,        name,     {},
+                        Shape{3, 5}, "memory", FindOpaqueSafetensorsType(name)};
+    }
+  }
+
+ private:
+  absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
+                                   int64_t length,
+                                   Device /*device*/) const override {
+    const DType dtype = weight.opaque->carrier;
+    std::string bytes;
+    for (int64_t i = 0; i < 15 * ElementBytes(dtype); ++i) {
+      bytes += static_cast<char>(i * 37 + weight.name[0] + 0x7d);
+    }
+    return Tensor::FromBytes(bytes.data() + begin * ElementBytes(dtype),
+                             Shape{length}, {dtype});
+  }
+};
+
+TEST(ConvertTest, TypesThatNobodyComputesWithAreCopied) {
+  const OpaqueWeights weights;
+  const std::string first = NewPath("opaque");
+  ASSERT_OK(CopyWeights(weights, WeightFormat::kSafetensors, first,
+                        {.dtype = DType::kBFloat16, .max_shard_bytes = 60}));
+  EXPECT_TRUE(fs::exists(first + "/model.safetensors.index.json"));
+  const auto opened = OpenWeights(first);
+  ASSERT_OK(opened);
+  EXPECT_TRUE(opened->warnings.empty()) << opened->warnings[0];
+  EXPECT_OK(CompareWeights(weights, *opened->source));
+  EXPECT_EQ(opened->source->weights().at("F8_E4M3").type_name, "F8_E4M3");
+  EXPECT_THAT(opened->source->ReadElements("I16", 0, 1, CpuDevice()),
+              StatusIs(absl::StatusCode::kUnimplemented, "no tensors of I16"));
+  for (const WeightFormat format :
+       {WeightFormat::kSafetensors, WeightFormat::kTorch,
+        WeightFormat::kDistributed}) {
+    SCOPED_TRACE(WeightFormatName(format));
+    const std::string to = NewPath("opaque_to");
+    ASSERT_OK(CopyWeights(*opened->source, format, to, {}));
+    const auto again = OpenWeights(to);
+    ASSERT_OK(again);
+    EXPECT_OK(CompareWeights(weights, *again->source));
+    if (format != WeightFormat::kDistributed) continue;
+    for (const bool safe : {true, false}) {
+      const std::string merged = NewPath("opaque_merged");
+      ASSERT_OK(MergeFsdpWeights(to, merged, safe));
+      EXPECT_OK(CompareWeights(weights, *OpenWeights(merged)->source));
+    }
+  }
+  EXPECT_THAT(
+      CopyWeights(weights, WeightFormat::kNative, NewPath("opaque_no"), {}),
+      StatusIs(absl::StatusCode::kUnimplemented, "no tensors of C64"));
 }
 
 TEST(ConvertTest, CastsAndTellsHowFarItIs) {

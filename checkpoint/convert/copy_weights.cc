@@ -39,9 +39,12 @@ class CastingSource final : public WeightSource {
     }
   }
 
-  absl::Status Check() const {
+  // Ours and llm.c's files have tessera's own types alone.
+  absl::Status Check(WeightFormat format) const {
+    const bool has_opaque =
+        format != WeightFormat::kNative && format != WeightFormat::kLlmc;
     for (const auto& [name, weight] : weights_) {
-      if (weight.dtype.has_value()) continue;
+      if ((has_opaque ? weight.moved_as() : weight.dtype).has_value()) continue;
       return absl::UnimplementedError(absl::StrCat(weight.path, ": tensor \"",
                                                    name, "\": no tensors of ",
                                                    weight.type_name, " here"));
@@ -52,7 +55,7 @@ class CastingSource final : public WeightSource {
   std::vector<TensorSpec> Specs() const {
     std::vector<TensorSpec> specs;
     for (const auto& [name, weight] : weights_) {
-      specs.push_back({name, *weight.dtype, weight.shape});
+      specs.push_back({name, *weight.moved_as(), weight.shape, weight.opaque});
     }
     return specs;
   }
@@ -62,7 +65,7 @@ class CastingSource final : public WeightSource {
     const WeightInfo& weight = weights_.at(name);
     ASSIGN_OR_RETURN(
         const Tensor elements,
-        ReadElements(name, 0, weight.shape.num_elements(), CpuDevice()));
+        ReadAnyElements(name, 0, weight.shape.num_elements(), CpuDevice()));
     Tensor whole;
     RETURN_IF_ERROR(Try([&] {
       whole = Tensor::View(elements.storage(), elements.storage_offset(),
@@ -93,10 +96,11 @@ class CastingSource final : public WeightSource {
   absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
                                    int64_t length,
                                    Device device) const override {
-    ASSIGN_OR_RETURN(Tensor tensor,
-                     source_.ReadElements(weight.name, begin, length, device));
-    RETURN_IF_ERROR(Try(
-        [&] { tensor = ops::Contiguous(ops::Cast(tensor, *weight.dtype)); }));
+    ASSIGN_OR_RETURN(Tensor tensor, source_.ReadAnyElements(weight.name, begin,
+                                                            length, device));
+    RETURN_IF_ERROR(Try([&] {
+      tensor = ops::Contiguous(ops::Cast(tensor, *weight.moved_as()));
+    }));
     return tensor;
   }
 
@@ -127,13 +131,17 @@ absl::Status WriteDistributed(const CastingSource& source,
   RETURN_IF_ERROR(source.ForEach(
       source.Specs(),
       [&](const TensorSpec& spec, const Tensor& tensor) -> absl::Status {
-        ASSIGN_OR_RETURN(const DistributedItem item, writer.Write(tensor));
+        const PickleValue value =
+            spec.opaque == nullptr
+                ? PickleValue(tensor)
+                : PickleValue(PickleOpaque{
+                      std::make_shared<const Tensor>(tensor), spec.opaque});
+        ASSIGN_OR_RETURN(const DistributedItem item, writer.Write(value));
         const DistributedPath path = {"model", spec.name};
         const std::string key = DistributedKey(path);
         metadata.paths[key] = path;
-        metadata.tensors[key] = {&TorchTypeOf(spec.dtype),
-                                 spec.shape,
-                                 {{WholeBox(spec.shape), item}}};
+        metadata.tensors[key] = {
+            &TorchTypeOf(spec), spec.shape, {{WholeBox(spec.shape), item}}};
         return absl::OkStatus();
       }));
   RETURN_IF_ERROR(writer.Finish());
@@ -248,9 +256,9 @@ absl::Status CompareTensor(const WeightSource& a, const WeightSource& b,
   for (int64_t begin = 0; begin < length; begin += kStep) {
     const int64_t n = std::min(kStep, length - begin);
     ASSIGN_OR_RETURN(const Tensor x,
-                     a.ReadElements(weight.name, begin, n, CpuDevice()));
+                     a.ReadAnyElements(weight.name, begin, n, CpuDevice()));
     ASSIGN_OR_RETURN(const Tensor y,
-                     b.ReadElements(weight.name, begin, n, CpuDevice()));
+                     b.ReadAnyElements(weight.name, begin, n, CpuDevice()));
     if (std::memcmp(x.data(), y.data(), x.num_bytes()) == 0) continue;
     return absl::DataLossError(
         absl::StrCat(weight.path, ": tensor \"", weight.name,
@@ -264,7 +272,7 @@ absl::Status CompareTensor(const WeightSource& a, const WeightSource& b,
 absl::Status CopyWeights(const WeightSource& source, WeightFormat format,
                          const std::string& path, const CopyOptions& options) {
   const CastingSource casting(source, options);
-  RETURN_IF_ERROR(casting.Check());
+  RETURN_IF_ERROR(casting.Check(format));
   switch (format) {
     case WeightFormat::kSafetensors:
       return WriteFolder(casting, FolderFormat::kSafetensors, path, options);
@@ -284,7 +292,8 @@ absl::Status CompareWeights(const WeightSource& a, const WeightSource& b) {
   for (const auto& [name, weight] : a.weights()) {
     const auto found = b.weights().find(name);
     if (found == b.weights().end() || found->second.shape != weight.shape ||
-        found->second.dtype != weight.dtype) {
+        found->second.dtype != weight.dtype ||
+        found->second.opaque != weight.opaque) {
       return absl::DataLossError(absl::StrCat(
           weight.path, ": tensor \"", name, "\" of ", weight.type_name, " ",
           weight.shape.ToString(), " is not there in what was written"));

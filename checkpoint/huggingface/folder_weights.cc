@@ -52,7 +52,7 @@ class JoinedWeights final : public WeightSource {
                                    int64_t length,
                                    Device device) const override {
     return file_of_.at(weight.name)
-        ->ReadElements(weight.name, begin, length, device);
+        ->ReadAnyElements(weight.name, begin, length, device);
   }
 
  private:
@@ -67,8 +67,8 @@ absl::Status Refuse(const std::string& message) {
 int64_t TotalBytes(const WeightSource& weights) {
   int64_t total = 0;
   for (const auto& [name, weight] : weights.weights()) {
-    if (!weight.dtype.has_value()) continue;
-    total += weight.shape.num_elements() * ElementBytes(*weight.dtype);
+    if (!weight.moved_as().has_value()) continue;
+    total += weight.shape.num_elements() * ElementBytes(*weight.moved_as());
   }
   return total;
 }

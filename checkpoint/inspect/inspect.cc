@@ -69,8 +69,12 @@ class DistributedEntries final : public WeightSource {
   explicit DistributedEntries(const DistributedCheckpoint& checkpoint)
       : checkpoint_(checkpoint) {
     for (const auto& [key, tensor] : checkpoint.metadata().tensors) {
-      weights_[key] = {key, std::string(tensor.type->name), tensor.type->dtype,
-                       tensor.shape, checkpoint.folder()};
+      weights_[key] = {key,
+                       std::string(tensor.type->name),
+                       tensor.type->dtype,
+                       tensor.shape,
+                       checkpoint.folder(),
+                       FindOpaqueTorchType(tensor.type->name)};
     }
   }
 
@@ -78,7 +82,8 @@ class DistributedEntries final : public WeightSource {
   absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
                                    int64_t length,
                                    Device device) const override {
-    return checkpoint_.ReadElements(weight.name, begin, length, device);
+    return checkpoint_.ReadElementsAs(*weight.moved_as(), weight.name, begin,
+                                      length, device);
   }
 
   const DistributedCheckpoint& checkpoint_;

@@ -41,8 +41,9 @@ absl::StatusOr<int64_t> ReadTensor(const WeightSource& weights,
   for (int64_t at = 0; at < count; at += kBlockElements) {
     ASSIGN_OR_RETURN(
         const Tensor block,
-        weights.ReadElements(name, at, std::min(kBlockElements, count - at),
-                             CpuDevice()));
+        weights.ReadAnyElements(name, at, std::min(kBlockElements, count - at),
+                                CpuDevice()));
+    if (!weights.weights().at(name).dtype.has_value()) continue;
     non_finite += block.dtype() == DType::kFloat64
                       ? CountNonFiniteDoubles(block)
                       : CountNonFinite(block);
@@ -55,9 +56,9 @@ absl::StatusOr<int64_t> ReadTensor(const WeightSource& weights,
 void ListTensors(const WeightSource& weights, Inspection& into) {
   for (const auto& [name, weight] : weights.weights()) {
     InspectedTensor tensor = {name, weight.type_name, weight.shape};
-    if (weight.dtype.has_value()) {
+    if (weight.moved_as().has_value()) {
       tensor.num_bytes =
-          weight.shape.num_elements() * ElementBytes(*weight.dtype);
+          weight.shape.num_elements() * ElementBytes(*weight.moved_as());
     }
     into.tensors.push_back(std::move(tensor));
   }

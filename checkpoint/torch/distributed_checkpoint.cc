@@ -14,6 +14,8 @@ namespace tessera {
 struct DistributedCheckpoint::Files {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<const MappedFile>> by_name;
+  // Of the items, by file and offset.
+  CheckedOnce<std::pair<std::string, int64_t>> checksums;
 };
 
 namespace {
@@ -133,8 +135,9 @@ absl::Status DistributedCheckpoint::CopyPiece(const DistributedTensor& tensor,
                      std::string(entry->tensor.type->name), " ",
                      entry->tensor.shape.ToString()));
   }
-  if (options_.items.verify && part == chunk.box) {
-    RETURN_IF_ERROR(file.Verify());
+  if (options_.items.verify) {
+    RETURN_IF_ERROR(files_->checksums.Check(
+        {chunk.item.file, chunk.item.offset}, [&] { return file.Verify(); }));
   }
   const std::string_view storage = file.StorageOf(*entry);
   const int64_t bytes = tensor.type->element_bytes;
@@ -167,20 +170,28 @@ absl::StatusOr<Tensor> DistributedCheckpoint::ReadElements(
     const std::string& key, int64_t begin, int64_t length,
     Device device) const {
   ASSIGN_OR_RETURN(const DistributedTensor* const tensor, Find(key));
+  if (!tensor->type->dtype.has_value()) {
+    return absl::UnimplementedError(
+        absl::StrCat(TensorWhere(folder_, key), ": no tensors of ",
+                     std::string(tensor->type->name), " here"));
+  }
+  return ReadElementsAs(*tensor->type->dtype, key, begin, length, device);
+}
+
+absl::StatusOr<Tensor> DistributedCheckpoint::ReadElementsAs(
+    DType dtype, const std::string& key, int64_t begin, int64_t length,
+    Device device) const {
+  ASSIGN_OR_RETURN(const DistributedTensor* const tensor, Find(key));
+  TESSERA_CHECK(tensor->type->element_bytes == ElementBytes(dtype));
   const int64_t have = tensor->shape.num_elements();
   if (begin < 0 || length < 0 || length > have || begin > have - length) {
     return absl::OutOfRangeError(absl::StrCat(
         TensorWhere(folder_, key), ": wanted ", length, " elements from ",
         begin, " on, it is ", tensor->shape.ToString()));
   }
-  if (!tensor->type->dtype.has_value()) {
-    return absl::UnimplementedError(
-        absl::StrCat(TensorWhere(folder_, key), ": no tensors of ",
-                     std::string(tensor->type->name), " here"));
-  }
   Tensor out;
   RETURN_IF_ERROR(Try([&] {
-    out = Tensor::Empty(Shape{length}, {*tensor->type->dtype, device});
+    out = Tensor::Empty(Shape{length}, {dtype, device});
     // Queued work may still use the memory that `out` was just given.
     ComputeStream(device).Synchronize();
   }));

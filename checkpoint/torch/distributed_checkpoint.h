@@ -45,6 +45,10 @@ class DistributedCheckpoint {
   absl::StatusOr<Tensor> ReadElements(const std::string& key, int64_t begin,
                                       int64_t length,
                                       Device device = CpuDevice()) const;
+  // The same as elements of another type of their size, bit for bit.
+  absl::StatusOr<Tensor> ReadElementsAs(DType dtype, const std::string& key,
+                                        int64_t begin, int64_t length,
+                                        Device device = CpuDevice()) const;
   absl::StatusOr<Tensor> Read(const std::string& key,
                               Device device = CpuDevice()) const;
   // A box of the tensor, in row-major order, to memory of its size.

@@ -27,9 +27,12 @@ class DistributedWeights final : public WeightSource {
       DistributedPath path = checkpoint_.PathOf(key);
       if (one_root) path.erase(path.begin());
       const std::string name = DistributedKey(path);
-      const WeightInfo weight = {name, std::string(tensor.type->name),
-                                 tensor.type->dtype, tensor.shape,
-                                 checkpoint_.folder()};
+      const WeightInfo weight = {name,
+                                 std::string(tensor.type->name),
+                                 tensor.type->dtype,
+                                 tensor.shape,
+                                 checkpoint_.folder(),
+                                 FindOpaqueTorchType(tensor.type->name)};
       if (!weights_.emplace(name, weight).second) {
         return absl::InvalidArgumentError(absl::StrCat(
             checkpoint_.folder(), ": tensor \"", name, "\" stands twice"));
@@ -43,8 +46,8 @@ class DistributedWeights final : public WeightSource {
   absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
                                    int64_t length,
                                    Device device) const override {
-    return checkpoint_.ReadElements(keys_.at(weight.name), begin, length,
-                                    device);
+    return checkpoint_.ReadElementsAs(*weight.moved_as(), keys_.at(weight.name),
+                                      begin, length, device);
   }
 
   DistributedCheckpoint checkpoint_;

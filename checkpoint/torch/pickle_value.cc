@@ -130,6 +130,10 @@ std::string PickleValue::Describe() const {
         return absl::StrCat("a dict of ", value.size());
       },
       [](const PickleOther& value) { return value.text; },
+      [](const PickleOpaque& value) {
+        return absl::StrCat("a tensor ", std::string(value.type->torch), " ",
+                            value.elements->shape().ToString());
+      },
       [](const std::shared_ptr<const Tensor>& tensor) {
         return tensor->ToString();
       }});
@@ -167,6 +171,11 @@ struct SameContent {
   }
   bool operator()(const PickleOther& value) const {
     return value.text == other.As<PickleOther>()->text;
+  }
+  bool operator()(const PickleOpaque& value) const {
+    const auto& same = *other.As<PickleOpaque>();
+    return value.type == same.type &&
+           SameTensor(*value.elements, *same.elements);
   }
   bool operator()(const std::shared_ptr<const Tensor>& tensor) const {
     return SameTensor(*tensor, *other.AsTensor());

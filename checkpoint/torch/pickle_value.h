@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "checkpoint/opaque_type.h"
 #include "runtime/tensor/tensor.h"
 
 namespace tessera {
@@ -43,6 +44,12 @@ struct PickleOther {
   std::string text;
 };
 
+// A tensor of a type that tessera does not compute with.
+struct PickleOpaque {
+  std::shared_ptr<const Tensor> elements;  // As the type's carrier.
+  const OpaqueType* type = nullptr;
+};
+
 // Copies share tensors and nothing else.
 class PickleValue {
  public:
@@ -61,6 +68,7 @@ class PickleValue {
   PickleValue(PickleSet value) : data_(std::move(value)) {}
   PickleValue(PickleDict value) : data_(std::move(value)) {}
   PickleValue(PickleOther value) : data_(std::move(value)) {}
+  PickleValue(PickleOpaque value) : data_(std::move(value)) {}
   PickleValue(Tensor tensor)
       : data_(std::make_shared<const Tensor>(std::move(tensor))) {}
   // NOLINTEND(google-explicit-constructor)
@@ -97,7 +105,7 @@ class PickleValue {
  private:
   std::variant<std::monostate, bool, int64_t, double, std::string, PickleBigInt,
                PickleBytes, PickleList, PickleTuple, PickleSet, PickleDict,
-               PickleOther, std::shared_ptr<const Tensor>>
+               PickleOther, PickleOpaque, std::shared_ptr<const Tensor>>
       data_;
 };
 

@@ -95,27 +95,6 @@ absl::StatusOr<Plan> WriteShare(const std::string& folder, int rank,
 
 }  // namespace
 
-std::vector<DistributedPiece> PiecesOfRange(const DistributedPath& path,
-                                            const Shape& global_shape,
-                                            int64_t begin,
-                                            const Tensor& elements) {
-  if (global_shape.num_elements() == 0) {
-    return {{path, global_shape, Dims(global_shape.num_dims(), 0),
-             elements.Reshape(global_shape)}};
-  }
-  const Tensor flat = elements.Flatten();
-  std::vector<DistributedPiece> pieces;
-  int64_t done = 0;
-  for (const TensorBox& box :
-       BoxesOfRange(global_shape, begin, flat.num_elements())) {
-    const int64_t count = box.num_elements();
-    pieces.push_back({path, global_shape, box.offsets,
-                      flat.Narrow(0, done, count).Reshape(Shape(box.sizes))});
-    done += count;
-  }
-  return pieces;
-}
-
 absl::Status SaveDistributed(Communicator& communicator,
                              const std::string& folder,
                              std::span<const DistributedPiece> pieces,

@@ -21,14 +21,6 @@ struct DistributedPiece {
   Tensor tensor;  // Contiguous, on a CPU, of the piece's shape; may be empty.
 };
 
-// Elements [begin, begin + elements.num_elements()) of a tensor in row-major
-// order as pieces, each of which is a box: what a rank has of a parameter that
-// is dealt out by elements. A tensor without elements is one empty piece.
-std::vector<DistributedPiece> PiecesOfRange(const DistributedPath& path,
-                                            const Shape& global_shape,
-                                            int64_t begin,
-                                            const Tensor& elements);
-
 // A value that is no tensor, and that every rank, or one of them, has.
 struct DistributedValue {
   DistributedPath path;

@@ -122,6 +122,37 @@ TEST(SaveDistributedTest, ReplicasWriteEachByteOnceAndShareTheWork) {
   EXPECT_EQ(checkpoint->ReadValue("step")->AsInt(), 7);
 }
 
+// Each of two ranks wrote half; a rank that reads a little of the damaged half
+// finds it, and one that needs the other half alone does not look.
+TEST(SaveDistributedTest, APartOfADamagedPieceIsAnError) {
+  const std::string folder = TestFolder("damaged");
+  const Tensor whole = Counting({64, 64}, 1);
+  RunRanks(2, [&](const auto& communicator) {
+    const std::vector<DistributedPiece> pieces = {
+        RowsOf("w", whole, communicator->rank(), 2)};
+    EXPECT_OK(SaveDistributed(*communicator, folder, pieces, {}));
+  });
+  const std::string file = folder + "/__1_0.distcp";
+  std::string bytes = *ReadFile(file);
+  const float last = 64 * 64;
+  const size_t at =
+      bytes.find(std::string(reinterpret_cast<const char*>(&last), 4));
+  ASSERT_NE(at, std::string::npos);
+  bytes[at + 2] ^= 1;
+  ASSERT_OK(WriteFile(file, bytes));
+  const auto weights = OpenDistributedWeights(folder);
+  ASSERT_OK(weights);
+  EXPECT_OK((*weights)->ReadElements("w", 0, 32 * 64, CpuDevice()));
+  for (int i = 0; i < 2; ++i) {  // Remembered.
+    EXPECT_THAT((*weights)->ReadElements("w", 32 * 64, 1, CpuDevice()),
+                StatusIs(absl::StatusCode::kDataLoss, "the CRC of its 8192"));
+  }
+  const auto unverified =
+      DistributedCheckpoint::Open(folder, {.items = {.verify = false}});
+  ASSERT_OK(unverified);
+  EXPECT_OK(unverified->Read("model.w"));
+}
+
 TEST(SaveDistributedTest, BoxesOfTwoDimensionsMakeUpTheWhole) {
   const std::string folder = TestFolder("grid");
   const Tensor whole = Counting({5, 6}, 1);
@@ -158,6 +189,29 @@ TEST(SaveDistributedTest, BoxesOfTwoDimensionsMakeUpTheWhole) {
               StatusIs(absl::StatusCode::kOutOfRange, "11 elements from 20"));
   EXPECT_THAT(checkpoint->Read("v"),
               StatusIs(absl::StatusCode::kNotFound, "no tensor \"v\""));
+}
+
+// Elements from `begin` on, in row-major order, as boxes: what a rank has of a
+// parameter that is dealt out by elements.
+std::vector<DistributedPiece> PiecesOfRange(const DistributedPath& path,
+                                            const Shape& global_shape,
+                                            int64_t begin,
+                                            const Tensor& elements) {
+  if (global_shape.num_elements() == 0) {
+    return {{path, global_shape, Dims(global_shape.num_dims(), 0),
+             elements.Reshape(global_shape)}};
+  }
+  const Tensor flat = elements.Flatten();
+  std::vector<DistributedPiece> pieces;
+  int64_t done = 0;
+  for (const TensorBox& box :
+       BoxesOfRange(global_shape, begin, flat.num_elements())) {
+    const int64_t count = box.num_elements();
+    pieces.push_back({path, global_shape, box.offsets,
+                      flat.Narrow(0, done, count).Reshape(Shape(box.sizes))});
+    done += count;
+  }
+  return pieces;
 }
 
 TEST(SaveDistributedTest, PartsThatEndWithinRowsMakeUpTheWhole) {

@@ -1,6 +1,5 @@
 #include "checkpoint/torch/torch_file.h"
 
-#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -38,16 +37,23 @@ class TensorLister {
  private:
   absl::Status WalkDict(PickleRef ref, const std::string& name, int depth) {
     std::optional<PickleRef> key;
+    std::set<std::string_view> texts;
     for (const PickleRef item : graph_.ItemsOf(ref)) {
       if (!key.has_value()) {
         key = item;
         continue;
       }
       const auto text = graph_.String(*key);
-      RETURN_IF_ERROR(
-          Enter(item, name,
-                text.has_value() ? std::string(*text) : graph_.Describe(*key),
-                depth));
+      const std::string step =
+          text.has_value() ? std::string(*text) : graph_.Describe(*key);
+      if (IsTorchTensor(graph_, item) && text.has_value()) {
+        RETURN_IF_ERROR(budget_.Spend(64));
+        if (!texts.insert(*text).second) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              "tensor \"", Joined(name, step, depth), "\" stands twice"));
+        }
+      }
+      RETURN_IF_ERROR(Enter(item, name, step, depth));
       key.reset();
     }
     return absl::OkStatus();
@@ -63,8 +69,12 @@ class TensorLister {
     if (!IsTorchTensor(graph_, item) && graph_.ItemsOf(item).size() == 0) {
       return absl::OkStatus();
     }
-    return Walk(item, depth == 0 ? step : absl::StrCat(name, "/", step),
-                depth + 1);
+    return Walk(item, Joined(name, step, depth), depth + 1);
+  }
+
+  static std::string Joined(const std::string& name, const std::string& step,
+                            int depth) {
+    return depth == 0 ? step : absl::StrCat(name, "/", step);
   }
 
   absl::Status Add(PickleRef ref, const std::string& name) {
@@ -108,10 +118,16 @@ TorchFile::TorchFile(std::string_view bytes, std::string where,
 absl::Status TorchFile::ListTensors() {
   RETURN_IF_ERROR(TensorLister(container_.graph, num_bytes_, entries_)
                       .Walk(container_.graph.root(), "", 0));
+  // Of names that several have: how many so far.
+  std::map<std::string, int64_t> counts;
   for (size_t i = 0; i < entries_.size(); ++i) {
-    if (index_.emplace(entries_[i].name, i).second) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensor \"", entries_[i].name, "\" stands twice"));
+    std::string& name = entries_[i].name;
+    if (index_.emplace(name, i).second) continue;
+    const std::string joined = name;
+    int64_t& count = counts.emplace(joined, 1).first->second;
+    do {
+      name = absl::StrCat(joined, " (", ++count, ")");
+    } while (!index_.emplace(name, i).second);
   }
   return absl::OkStatus();
 }
@@ -195,15 +211,13 @@ absl::Status TorchFile::ReadBytes(const std::string& name, int64_t begin,
                                   int64_t length, void* out) const {
   ASSIGN_OR_RETURN(const TorchEntry* const entry, Info(name));
   RETURN_IF_ERROR(CheckRange(*entry, begin, length));
-  const TorchTensor& tensor = entry->tensor;
-  const TorchRecord& record = container_.records.at(tensor.storage.key);
-  const bool whole = length * tensor.type->element_bytes ==
-                     static_cast<int64_t>(record.data.size());
-  if (options_.verify && whole) {
-    const absl::Status status = CheckRecord(name, record);
-    if (!status.ok()) return Annotate(status, where_);
+  if (options_.verify && length > 0) {
+    const absl::Status status = CheckStorage(entry->tensor.storage.key);
+    if (!status.ok()) {
+      return Annotate(status, absl::StrCat(where_, ": tensor \"", name, "\""));
+    }
   }
-  GatherElements(tensor, StorageOf(*entry), begin, length, out);
+  GatherElements(entry->tensor, StorageOf(*entry), begin, length, out);
   return absl::OkStatus();
 }
 
@@ -222,36 +236,24 @@ absl::StatusOr<Tensor> TorchFile::ReadElements(const std::string& name,
         absl::StrCat(where_, ": tensor \"", name, "\": no tensors of ",
                      std::string(type.name), " here"));
   }
+  return ReadElementsAs(*type.dtype, name, begin, length, device);
+}
+
+absl::StatusOr<Tensor> TorchFile::ReadElementsAs(DType dtype,
+                                                 const std::string& name,
+                                                 int64_t begin, int64_t length,
+                                                 Device device) const {
+  ASSIGN_OR_RETURN(const TorchEntry* const entry, Info(name));
+  RETURN_IF_ERROR(CheckRange(*entry, begin, length));
+  TESSERA_CHECK(entry->tensor.type->element_bytes == ElementBytes(dtype));
   Tensor out;
   RETURN_IF_ERROR(Try([&] {
-    out = Tensor::Empty(Shape{length}, {*type.dtype, device});
+    out = Tensor::Empty(Shape{length}, {dtype, device});
     // Queued work may still use the memory that `out` was just given.
     ComputeStream(device).Synchronize();
   }));
   RETURN_IF_ERROR(ReadBytes(name, begin, length, out.data()));
   return out;
-}
-
-absl::StatusOr<Tensor> TorchFile::ReadRows(const std::string& name,
-                                           int64_t begin, int64_t length,
-                                           Device device) const {
-  ASSIGN_OR_RETURN(const TorchEntry* const entry, Info(name));
-  Shape shape = entry->tensor.shape;
-  if (shape.num_dims() == 0 || begin < 0 || length < 0 ||
-      length > shape.dim(0) || begin > shape.dim(0) - length) {
-    return absl::OutOfRangeError(
-        absl::StrCat(where_, ": tensor \"", name, "\": wanted ", length,
-                     " rows from ", begin, " on, it is ", shape.ToString()));
-  }
-  const int64_t row = shape.num_elements() / std::max<int64_t>(shape.dim(0), 1);
-  ASSIGN_OR_RETURN(const Tensor elements,
-                   ReadElements(name, begin * row, length * row, device));
-  shape.set_dim(0, length);
-  Tensor rows;
-  RETURN_IF_ERROR(Try([&] {
-    rows = Tensor::View(elements.storage(), 0, shape, elements.dtype());
-  }));
-  return rows;
 }
 
 absl::StatusOr<Tensor> TorchFile::Read(const std::string& name,
@@ -274,9 +276,14 @@ absl::StatusOr<PickleValue> TorchFile::ReadValue() const {
   return value;
 }
 
+absl::Status TorchFile::CheckStorage(const std::string& key) const {
+  return checksums_->Check(
+      key, [&] { return CheckRecord(key, container_.records.at(key)); });
+}
+
 absl::Status TorchFile::Verify() const {
   for (const auto& [key, record] : container_.records) {
-    const absl::Status status = CheckRecord(key, record);
+    const absl::Status status = CheckStorage(key);
     if (!status.ok()) return Annotate(status, where_);
   }
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/torch/checked_once.h"
 #include "checkpoint/torch/pickle_value.h"
 #include "checkpoint/torch/torch_container.h"
 #include "checkpoint/torch/torch_tensor.h"
@@ -24,8 +25,8 @@ struct TorchEntry {
 };
 
 struct TorchFileOptions {
-  // Compare a storage's checksum when a tensor is read that takes up all of
-  // it. torch itself never does, and some writers leave wrong ones.
+  // Compare a storage's checksum, of all its bytes, when the first of them is
+  // read. torch itself never does, and some writers leave wrong ones.
   bool verify = true;
 };
 
@@ -49,7 +50,8 @@ class TorchFile {
   const std::string& where() const { return where_; }
   // All tensors in the file's order. The name is the key in a state dict, the
   // keys joined by "/" in nested dictionaries and lists, and "" for a file
-  // that is one tensor.
+  // that is one tensor. Where several would be called alike, as under the keys
+  // 1 and "1", all but the first get a number: "1 (2)".
   const std::vector<TorchEntry>& entries() const { return entries_; }
   std::vector<std::string> names() const;
   bool Contains(const std::string& name) const;
@@ -65,23 +67,24 @@ class TorchFile {
   absl::StatusOr<Tensor> ReadElements(const std::string& name, int64_t begin,
                                       int64_t length,
                                       Device device = CpuDevice()) const;
-  // Rows [begin, begin + length) of dimension 0.
-  absl::StatusOr<Tensor> ReadRows(const std::string& name, int64_t begin,
-                                  int64_t length,
-                                  Device device = CpuDevice()) const;
+  // The same as elements of another type of their size, bit for bit.
+  absl::StatusOr<Tensor> ReadElementsAs(DType dtype, const std::string& name,
+                                        int64_t begin, int64_t length,
+                                        Device device = CpuDevice()) const;
   // As ReadElements, of any element type, to memory of its size.
   absl::Status ReadBytes(const std::string& name, int64_t begin, int64_t length,
                          void* out) const;
 
-  // The bytes of the storage that a tensor is a window on.
+  // The bytes of the storage that a tensor is a window on, as they are: without
+  // comparing the checksum.
   std::string_view StorageOf(const TorchEntry& entry) const;
 
   // Everything that the file holds; tensors are loaded. Contiguous ones that
-  // share a storage share it afterwards, and tensors of unknown element types
-  // are PickleOther. An error when that would take more than ten times the
-  // file's size.
+  // share a storage share it afterwards, tensors of types that tessera lacks
+  // are PickleOpaque, or PickleOther. An error when that would take more than
+  // ten times the file's size.
   absl::StatusOr<PickleValue> ReadValue() const;
-  // Compares all checksums.
+  // Compares all checksums, whatever the options say.
   absl::Status Verify() const;
 
  private:
@@ -91,12 +94,17 @@ class TorchFile {
   absl::Status ListTensors();
   absl::Status CheckRange(const TorchEntry& entry, int64_t begin,
                           int64_t length) const;
+  // Unless it was, or is not to be.
+  absl::Status CheckStorage(const std::string& key) const;
 
   std::string where_;
   std::shared_ptr<const void> owner_;
   TorchFileOptions options_;
   int64_t num_bytes_;
   TorchContainer container_;
+  // By the storage's key.
+  std::shared_ptr<CheckedOnce<std::string>> checksums_ =
+      std::make_shared<CheckedOnce<std::string>>();
   std::vector<TorchEntry> entries_;
   std::map<std::string_view, size_t> index_;  // Views into entries_.
 };

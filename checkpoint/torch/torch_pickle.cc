@@ -90,51 +90,61 @@ class ValuePickler {
   absl::Status WriteContent(const PickleOther& other, int) {
     return No(other.text);
   }
-  absl::Status WriteContent(const std::shared_ptr<const Tensor>& tensor, int);
+  absl::Status WriteContent(const PickleOpaque& opaque, int) {
+    return WriteTensor(*opaque.elements, *FindTorchType(opaque.type->torch));
+  }
+  absl::Status WriteContent(const std::shared_ptr<const Tensor>& tensor, int) {
+    if (!tensor->defined()) return No("a tensor that is not on a CPU");
+    return WriteTensor(*tensor, TorchTypeOf(tensor->dtype()));
+  }
+  absl::Status WriteTensor(const Tensor& tensor, const TorchType& type);
 
   static absl::Status No(const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat(
         "cannot write ", what, " to a file that torch loads without code"));
   }
 
-  using Memory = std::tuple<const Storage*, int64_t, DType, int64_t>;
+  using Memory = std::tuple<const Storage*, int64_t, const TorchType*, int64_t>;
 
   Pickler pickler_;
   TorchPickle result_;
   std::map<Memory, size_t> keys_;
 };
 
-absl::Status ValuePickler::WriteContent(
-    const std::shared_ptr<const Tensor>& tensor, int) {
-  if (!tensor->defined() || tensor->device().type != DeviceType::kCpu) {
+absl::Status ValuePickler::WriteTensor(const Tensor& tensor,
+                                       const TorchType& type) {
+  if (!tensor.defined() || tensor.device().type != DeviceType::kCpu) {
     return No("a tensor that is not on a CPU");
   }
-  const Memory memory(tensor->storage().get(), tensor->storage_offset(),
-                      tensor->dtype(), tensor->num_elements());
+  const Memory memory(tensor.storage().get(), tensor.storage_offset(), &type,
+                      tensor.num_elements());
   const size_t next = result_.storages.size();
-  const bool shares = tensor->IsContiguous() && tensor->num_elements() > 0;
+  const bool shares = tensor.IsContiguous() && tensor.num_elements() > 0;
   const size_t key = shares ? keys_.emplace(memory, next).first->second : next;
   if (key == next) {
     RETURN_IF_ERROR(
-        Try([&] { result_.storages.push_back(ops::Contiguous(*tensor)); }));
+        Try([&] { result_.storages.push_back(ops::Contiguous(tensor)); }));
   }
-  PickleTensor(pickler_, tensor->dtype(), tensor->shape(), key);
+  PickleTensor(pickler_, type, tensor.shape(), key);
   return absl::OkStatus();
 }
 
 }  // namespace
 
-void PickleTensor(Pickler& pickler, DType dtype, const Shape& shape,
+void PickleTensor(Pickler& pickler, const TorchType& type, const Shape& shape,
                   size_t key) {
-  const TorchType& type = TorchTypeOf(dtype);
-  pickler.Global("torch._utils", "_rebuild_tensor_v2");
+  // Newer types have no storages of their own.
+  const bool untyped = type.storage.empty();
+  pickler.Global("torch._utils",
+                 untyped ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
   pickler.Mark();
   pickler.Mark();
   pickler.Text("storage");
-  pickler.Global("torch", type.storage);
+  pickler.Global(untyped ? "torch.storage" : "torch",
+                 untyped ? "UntypedStorage" : type.storage);
   pickler.Text(absl::StrCat(key));
   pickler.Text("cpu");
-  pickler.Int(shape.num_elements());
+  pickler.Int(shape.num_elements() * (untyped ? type.element_bytes : 1));
   pickler.Tuple();
   pickler.PersistentId();
   pickler.Int(0);
@@ -147,6 +157,7 @@ void PickleTensor(Pickler& pickler, DType dtype, const Shape& shape,
   pickler.IntTuple(strides);
   pickler.Bool(false);  // Wants no gradient.
   EmptyOrderedDict(pickler);
+  if (untyped) pickler.Global("torch", type.name);
   pickler.Tuple();
   pickler.Reduce();
 }
@@ -163,7 +174,7 @@ std::string MakeStateDictPickle(const std::vector<TensorSpec>& specs) {
   pickler.Mark();
   for (size_t i = 0; i < specs.size(); ++i) {
     pickler.Text(specs[i].name);
-    PickleTensor(pickler, specs[i].dtype, specs[i].shape, i);
+    PickleTensor(pickler, TorchTypeOf(specs[i]), specs[i].shape, i);
   }
   pickler.SetItems();
   return pickler.Finish();

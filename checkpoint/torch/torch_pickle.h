@@ -9,12 +9,13 @@
 #include "checkpoint/tensor_spec.h"
 #include "checkpoint/torch/pickle_value.h"
 #include "checkpoint/torch/pickler.h"
+#include "checkpoint/torch/torch_type.h"
 #include "runtime/tensor/tensor.h"
 
 namespace tessera {
 
 // A call that makes a contiguous tensor of storage `key`, which is all its own.
-void PickleTensor(Pickler& pickler, DType dtype, const Shape& shape,
+void PickleTensor(Pickler& pickler, const TorchType& type, const Shape& shape,
                   size_t key);
 
 struct TorchPickle {

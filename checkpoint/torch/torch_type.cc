@@ -46,6 +46,11 @@ const TorchType* FindTorchStorage(std::string_view storage) {
   return nullptr;
 }
 
+const TorchType& TorchTypeOf(const TensorSpec& spec) {
+  if (spec.opaque == nullptr) return TorchTypeOf(spec.dtype);
+  return *FindTorchType(spec.opaque->torch);
+}
+
 const TorchType& TorchTypeOf(DType dtype) {
   for (const TorchType& type : kTypes) {
     if (type.dtype == dtype) return type;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 
+#include "checkpoint/tensor_spec.h"
 #include "kernels/dtype.h"
 
 namespace tessera {
@@ -20,5 +21,6 @@ struct TorchType {
 const TorchType* FindTorchType(std::string_view name);
 const TorchType* FindTorchStorage(std::string_view storage);
 const TorchType& TorchTypeOf(DType dtype);
+const TorchType& TorchTypeOf(const TensorSpec& spec);
 
 }  // namespace tessera

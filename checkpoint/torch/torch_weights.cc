@@ -13,8 +13,9 @@ class TorchWeights final : public WeightSource {
       : file_(std::move(file)) {
     for (const TorchEntry& entry : file_->entries()) {
       const TorchType& type = *entry.tensor.type;
-      weights_[entry.name] = {entry.name, std::string(type.name), type.dtype,
-                              entry.tensor.shape, file_->where()};
+      weights_[entry.name] = {entry.name,     std::string(type.name),
+                              type.dtype,     entry.tensor.shape,
+                              file_->where(), FindOpaqueTorchType(type.name)};
     }
   }
 
@@ -22,7 +23,8 @@ class TorchWeights final : public WeightSource {
   absl::StatusOr<Tensor> ReadKnown(const WeightInfo& weight, int64_t begin,
                                    int64_t length,
                                    Device device) const override {
-    return file_->ReadElements(weight.name, begin, length, device);
+    return file_->ReadElementsAs(*weight.moved_as(), weight.name, begin, length,
+                                 device);
   }
 
   const std::shared_ptr<const TorchFile> file_;

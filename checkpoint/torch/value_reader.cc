@@ -106,15 +106,17 @@ absl::StatusOr<std::shared_ptr<Storage>> ValueReader::LoadStorage(
 absl::StatusOr<PickleValue> ValueReader::ReadTensor(PickleRef ref) {
   ASSIGN_OR_RETURN(const TorchTensor tensor, ParseTorchTensor(graph_, ref));
   RETURN_IF_ERROR(budget_.Spend(sizeof(Tensor)));
-  if (!tensor.type->dtype.has_value() || tensor.shape.num_dims() > kMaxDims) {
+  const OpaqueType* opaque = FindOpaqueTorchType(tensor.type->name);
+  if ((!tensor.type->dtype.has_value() && opaque == nullptr) ||
+      tensor.shape.num_dims() > kMaxDims) {
     return PickleValue(
         PickleOther{absl::StrCat("a tensor ", std::string(tensor.type->name),
                                  " ", tensor.shape.ToString())});
   }
-  const DType dtype = *tensor.type->dtype;
+  const DType dtype = opaque != nullptr ? opaque->carrier : *tensor.type->dtype;
   // Booleans are gathered, which makes them 0 or 1; a storage without a type
   // may begin in the middle of an element.
-  if (tensor.IsContiguous() && dtype != DType::kBool &&
+  if (opaque == nullptr && tensor.IsContiguous() && dtype != DType::kBool &&
       tensor.storage.type != nullptr && tensor.shape.num_elements() > 0) {
     ASSIGN_OR_RETURN(const std::shared_ptr<Storage> storage,
                      LoadStorage(tensor.storage));
@@ -127,6 +129,10 @@ absl::StatusOr<PickleValue> ValueReader::ReadTensor(PickleRef ref) {
   ComputeStream(CpuDevice()).Synchronize();
   GatherElements(tensor, StorageBytes(container_, tensor.storage), 0,
                  tensor.shape.num_elements(), copy.data());
+  if (opaque != nullptr) {
+    return PickleValue(
+        PickleOpaque{std::make_shared<const Tensor>(copy), opaque});
+  }
   return PickleValue(copy);
 }
 
