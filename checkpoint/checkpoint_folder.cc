@@ -97,7 +97,7 @@ absl::Status Replace(const std::string& folder, const std::string& finished,
   const std::string replaced = path + kReplaced;
   RETURN_IF_ERROR(Remove(replaced));
   RETURN_IF_ERROR(Rename(path, replaced, 0));
-  const absl::Status renamed = Rename(finished, path, 0);
+  absl::Status renamed = Rename(finished, path, 0);
   if (!renamed.ok()) {
     (void)Rename(replaced, path, 0);  // Complete under either name.
     return renamed;
