@@ -88,8 +88,7 @@ TEST(ReadOnlyFolderTest, AModelsFolder) {
 
 TEST(ReadOnlyFolderTest, StateDictionaries) {
   for (const StateDictType type :
-       {StateDictType::kFullStateDict, StateDictType::kShardedStateDict,
-        StateDictType::kLocalStateDict}) {
+       {StateDictType::kFullStateDict, StateDictType::kShardedStateDict}) {
     for (const bool use_dcp : {true, false}) {
       const StateDictFile file = {.use_dcp = use_dcp};
       ExpectOneError("model", [&](ShardedRun& run, const std::string& folder) {
