@@ -193,6 +193,7 @@ absl::StatusOr<Speaker> OpenSpeaker(const std::string& folder) {
   ASSIGN_OR_RETURN(speaker.model, MakeModel(config.model));
   ASSIGN_OR_RETURN(speaker.tokenizer,
                    ModelTokenizer::Open(folder, speaker.model->vocab_size()));
+  PrintWarnings(speaker.tokenizer.warnings());
   RETURN_IF_ERROR(LoadFolderWeights(*speaker.model, folder));
   const std::string adapter = absl::GetFlag(FLAGS_adapter);
   if (!adapter.empty()) RETURN_IF_ERROR(Adapt(*speaker.model, adapter));

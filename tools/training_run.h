@@ -57,13 +57,14 @@ class TrainingRun {
   absl::Status MeasurePeak();
 
   void PrintPlan() const;
-  absl::Status Train(bool* stopped);
+  enum class TrainEnd { kAllSteps, kStopped };  // By a signal.
+  absl::StatusOr<TrainEnd> Train();
   StepResult TakeStep();
   absl::StatusOr<double> Validate();
   absl::Status Report(const StepResult& result);
   absl::Status ChooseNumSteps();
   absl::Status Save();
-  absl::Status Finish(bool stopped);
+  absl::Status Finish(TrainEnd end);
   void PrintSample();
   RunParts Parts();
   bool first() const { return world_->rank() == 0; }
