@@ -1,8 +1,12 @@
 #include "tools/adapter_run.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "checkpoint/huggingface/adapter.h"
 #include "checkpoint/huggingface/load_weights.h"
 #include "checkpoint/huggingface/merge_adapter.h"
@@ -24,6 +28,20 @@ absl::StatusOr<std::shared_ptr<CausalLM>> MakeModelToTrain(
   adapter.base_model = error ? options.model_folder : base.string();
   RETURN_IF_ERROR(Try([&] { adapter.lora = AddLora(*model, lora); }));
   return model;
+}
+
+std::string AdapterText(const LoraConfig& lora) {
+  const auto joined = [](std::vector<std::string> names) {
+    std::sort(names.begin(), names.end());
+    return absl::StrJoin(names, ",");
+  };
+  std::string text =
+      absl::StrCat("rank ", lora.rank, ", scale ", lora.scale(), ", dropout ",
+                   lora.dropout, ", layers ", joined(lora.target_modules));
+  if (!lora.exclude_modules.empty()) {
+    absl::StrAppend(&text, " but ", joined(lora.exclude_modules));
+  }
+  return text;
 }
 
 void AdapterStartValues(Module& module, const Initializer& initializer) {

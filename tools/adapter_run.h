@@ -19,6 +19,9 @@ namespace tessera {
 absl::StatusOr<std::shared_ptr<CausalLM>> MakeModelToTrain(
     const TrainOptions& options, AdapterConfig& adapter);
 
+// All that decides what the adapter of a run computes, as one line.
+std::string AdapterText(const LoraConfig& lora);
+
 // A FullyShardOptions::param_init_fn: an adapter begins as it should, all else
 // is going to be loaded.
 void AdapterStartValues(Module& module, const Initializer& initializer);

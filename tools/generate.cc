@@ -51,6 +51,9 @@ ABSL_FLAG(std::optional<int64_t>, top_k, std::nullopt,
 ABSL_FLAG(std::optional<double>, top_p, std::nullopt,
           "choose among the likeliest that have this probability together; "
           "default: the model's generation_config.json, else 1");
+ABSL_FLAG(std::optional<double>, min_p, std::nullopt,
+          "choose among those with this part of the likeliest's probability; "
+          "default: the model's generation_config.json, else 0");
 ABSL_FLAG(std::optional<double>, repetition_penalty, std::nullopt,
           "above 1 tokens come again less often; default: the model's "
           "generation_config.json, else 1");
@@ -97,7 +100,7 @@ absl::Status CheckRange(const char* name, int64_t value, int64_t most) {
 
 absl::Status CheckFlags() {
   RETURN_IF_ERROR(
-      CheckRange("tokens", absl::GetFlag(FLAGS_tokens).value_or(0), 1 << 30));
+      CheckNumTokens("--tokens", absl::GetFlag(FLAGS_tokens).value_or(0)));
   RETURN_IF_ERROR(CheckRange("threads", absl::GetFlag(FLAGS_threads), 1 << 10));
   if (!absl::GetFlag(FLAGS_system).empty() && !absl::GetFlag(FLAGS_chat)) {
     return absl::InvalidArgumentError(
@@ -106,6 +109,7 @@ absl::Status CheckFlags() {
   return CheckSampling({absl::GetFlag(FLAGS_temperature).value_or(0),
                         absl::GetFlag(FLAGS_top_k).value_or(0),
                         absl::GetFlag(FLAGS_top_p).value_or(1),
+                        absl::GetFlag(FLAGS_min_p).value_or(0),
                         absl::GetFlag(FLAGS_repetition_penalty).value_or(1)});
 }
 
@@ -120,6 +124,7 @@ absl::StatusOr<GenerateOptions> OptionsFor(const GenerationConfig& model) {
       absl::GetFlag(FLAGS_temperature).value_or(sampling.temperature);
   sampling.top_k = absl::GetFlag(FLAGS_top_k).value_or(model.top_k.value_or(0));
   sampling.top_p = absl::GetFlag(FLAGS_top_p).value_or(model.top_p.value_or(1));
+  sampling.min_p = absl::GetFlag(FLAGS_min_p).value_or(model.min_p.value_or(0));
   sampling.repetition_penalty =
       absl::GetFlag(FLAGS_repetition_penalty)
           .value_or(model.repetition_penalty.value_or(1));
@@ -128,7 +133,8 @@ absl::StatusOr<GenerateOptions> OptionsFor(const GenerationConfig& model) {
           .value_or(model.max_new_tokens.value_or(kDefaultTokens));
   options.seed = absl::GetFlag(FLAGS_seed);
   options.stop_ids = model.eos_token_ids;
-  const absl::Status status = CheckSampling(sampling);
+  absl::Status status = CheckSampling(sampling);
+  status.Update(CheckNumTokens("max_new_tokens", options.num_tokens));
   if (!status.ok()) return Annotate(status, "generation_config.json");
   return options;
 }
@@ -187,6 +193,7 @@ absl::StatusOr<Speaker> OpenSpeaker(const std::string& folder) {
   ASSIGN_OR_RETURN(speaker.model, MakeModel(config.model));
   ASSIGN_OR_RETURN(speaker.tokenizer,
                    ModelTokenizer::Open(folder, speaker.model->vocab_size()));
+  PrintWarnings(speaker.tokenizer.warnings());
   RETURN_IF_ERROR(LoadFolderWeights(*speaker.model, folder));
   const std::string adapter = absl::GetFlag(FLAGS_adapter);
   if (!adapter.empty()) RETURN_IF_ERROR(Adapt(*speaker.model, adapter));

@@ -20,10 +20,14 @@ class ModelTokenizer {
  public:
   // Bytes.
   ModelTokenizer() : tokenizer_(std::make_shared<ByteTokenizer>()) {}
-  // `vocab_size` is the model's: a tokenizer with more ids is an error.
+  // `vocab_size` is the model's: a tokenizer with more ids is an error, but for
+  // tokens that were added to it and that no text holds: then it is the
+  // encoding of a text that throws.
   static absl::StatusOr<ModelTokenizer> Open(const std::string& folder,
                                              int64_t vocab_size);
 
+  // What the ids that the model lacks mean for texts.
+  const std::vector<std::string>& warnings() const { return warnings_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   // With the special tokens that a text begins with.
   std::vector<int32_t> EncodePrompt(const std::string& prompt) const;
@@ -46,7 +50,9 @@ class ModelTokenizer {
 
  private:
   std::shared_ptr<const Tokenizer> tokenizer_;
-  const BpeTokenizer* bpe_ = nullptr;  // The same, when it is one.
+  std::shared_ptr<const BpeTokenizer> bpe_;  // The same, when it is one.
+  int64_t vocab_size_ = 256;                 // Of the model.
+  std::vector<std::string> warnings_;
 };
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #include "tools/model_tokenizer.h"
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,43 @@ TEST(ModelTokenizerTest, ATokenizerOfAnotherModel) {
   const std::string folder = FreshFolder("broken");
   ASSERT_OK(WriteFile(folder + "/tokenizer.json", "{"));
   EXPECT_FALSE(ModelTokenizer::Open(folder, 256).ok());
+}
+
+// As Llama 2 with a padding token that its weights have no row for.
+TEST(ModelTokenizerTest, AnAddedTokenThatTheModelLacks) {
+  const std::string golden = "tests/golden/tokenizers/llama2";
+  const auto whole = ModelTokenizer::Open(golden, 1000);
+  ASSERT_OK(whole);
+  const int64_t num_ids = whole->tokenizer().vocab_size();
+  EXPECT_TRUE(whole->warnings().empty());
+  const std::string folder = FreshFolder("added");
+  auto json = nlohmann::json::parse(*ReadFile(golden + "/tokenizer.json"));
+  json["added_tokens"].push_back({{"id", num_ids},
+                                  {"content", "<pad>"},
+                                  {"single_word", false},
+                                  {"lstrip", false},
+                                  {"rstrip", false},
+                                  {"normalized", false},
+                                  {"special", true}});
+  ASSERT_OK(WriteFile(folder + "/tokenizer.json", json.dump()));
+  const auto tokenizer = ModelTokenizer::Open(folder, num_ids);
+  ASSERT_OK(tokenizer);
+  ASSERT_EQ(tokenizer->warnings().size(), 1u);
+  EXPECT_THAT(tokenizer->warnings()[0], ::testing::HasSubstr("<pad>"));
+  EXPECT_EQ(tokenizer->EncodePrompt("a text"), whole->EncodePrompt("a text"));
+  EXPECT_EQ(tokenizer->tokenizer().vocab_size(), num_ids);
+  const auto refused = [&](const auto& encode) {
+    EXPECT_THROWS_ERROR(encode(), absl::StatusCode::kInvalidArgument,
+                        "the text holds \"<pad>\"");
+  };
+  refused([&] { tokenizer->EncodePrompt("a <pad>"); });
+  refused([&] { tokenizer->EncodeTemplate("a <pad>"); });
+  refused([&] { tokenizer->tokenizer().Encode("<pad>"); });
+  // With one row more it is a token as any other.
+  const auto more = ModelTokenizer::Open(folder, num_ids + 1);
+  ASSERT_OK(more);
+  EXPECT_TRUE(more->warnings().empty());
+  EXPECT_EQ(more->EncodePrompt("<pad>").back(), num_ids);
 }
 
 }  // namespace

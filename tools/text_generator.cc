@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <set>
+#include <functional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
@@ -17,21 +17,97 @@ double Uniform(std::mt19937_64& generator) {
   return static_cast<double>(generator() >> 11) * 0x1.0p-53;
 }
 
-// How many of the tokens, likeliest first, are left to choose from.
-// `probabilities` are in that order and need not add up to 1.
-size_t NumCandidates(const std::vector<double>& probabilities,
-                     const SamplingOptions& options) {
-  size_t n = probabilities.size();
-  if (options.top_k > 0) n = std::min(n, static_cast<size_t>(options.top_k));
-  if (options.top_p >= 1) return n;
-  const double total =
-      std::accumulate(probabilities.begin(), probabilities.end(), 0.0);
-  double sum = 0;
-  for (size_t i = 0; i < n; ++i) {
-    sum += probabilities[i];
-    if (sum >= options.top_p * total) return i + 1;
+struct Candidate {
+  double probability;  // Over that of the likeliest.
+  int64_t token;
+};
+
+// Of equal ones the first comes first.
+bool LessLikely(const Candidate& a, const Candidate& b) {
+  if (a.probability != b.probability) return a.probability < b.probability;
+  return a.token > b.token;
+}
+
+// Candidates from the likeliest on, of which only those that are taken are put
+// in order.
+class CandidateHeap {
+ public:
+  explicit CandidateHeap(std::vector<Candidate> candidates)
+      : candidates_(std::move(candidates)) {
+    std::make_heap(candidates_.begin(), candidates_.end(), LessLikely);
   }
-  return n;
+
+  bool empty() const { return candidates_.empty(); }
+  double Sum() const {
+    double sum = 0;
+    for (const Candidate& c : candidates_) sum += c.probability;
+    return sum;
+  }
+  Candidate Take() {
+    std::pop_heap(candidates_.begin(), candidates_.end(), LessLikely);
+    const Candidate likeliest = candidates_.back();
+    candidates_.pop_back();
+    return likeliest;
+  }
+
+ private:
+  std::vector<Candidate> candidates_;
+};
+
+// Of the likeliest token; an error where there is none.
+int64_t Likeliest(const std::vector<double>& logits) {
+  TESSERA_CHECK(!logits.empty());
+  size_t best = 0;
+  bool numbers = true;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    numbers = numbers && !std::isnan(logits[i]);
+    if (logits[i] > logits[best]) best = i;
+  }
+  if (numbers && std::isfinite(logits[best])) return static_cast<int64_t>(best);
+  throw Error(absl::FailedPreconditionError(absl::StrCat(
+      "generate: wanted logits that are numbers, the largest finite; got ",
+      numbers ? logits[best] : NAN,
+      "; the model's weights are damaged or its training diverged")));
+}
+
+// The k-th largest logit. All tokens that have it are kept.
+double LeastOfTopK(std::vector<double> logits, int64_t k) {
+  const auto place = logits.begin() + (k - 1);
+  std::nth_element(logits.begin(), place, logits.end(), std::greater<>());
+  return *place;
+}
+
+std::vector<Candidate> TopK(const std::vector<double>& logits, double largest,
+                            const SamplingOptions& options) {
+  const auto num_logits = static_cast<int64_t>(logits.size());
+  const bool all = options.top_k == 0 || options.top_k >= num_logits;
+  const double least = all ? -INFINITY : LeastOfTopK(logits, options.top_k);
+  std::vector<Candidate> candidates;
+  for (int64_t token = 0; token < num_logits; ++token) {
+    if (logits[token] < least) continue;
+    const double probability =
+        std::exp((logits[token] - largest) / options.temperature);
+    if (probability > 0) candidates.push_back({probability, token});
+  }
+  return candidates;
+}
+
+// What top_p and min_p leave of them.
+std::vector<Candidate> Nucleus(CandidateHeap heap,
+                               const SamplingOptions& options) {
+  const double wanted =
+      options.top_p < 1 ? options.top_p * heap.Sum() : INFINITY;
+  std::vector<Candidate> kept;
+  double sum = 0;
+  do {
+    kept.push_back(heap.Take());
+    sum += kept.back().probability;
+    if (kept.size() > 1 && kept.back().probability < options.min_p) {
+      kept.pop_back();
+      break;
+    }
+  } while (sum < wanted && !heap.empty());
+  return kept;
 }
 
 Tensor IdsTensor(std::span<const int32_t> ids) {
@@ -50,9 +126,13 @@ absl::Status CheckSampling(const SamplingOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("top_k: wanted 0 (all) or more, got ", options.top_k));
   }
-  if (!(options.top_p > 0 && options.top_p <= 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "top_p: wanted above 0 and at most 1, got ", options.top_p));
+  if (!(options.top_p >= 0 && options.top_p <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("top_p: wanted 0 to 1, got ", options.top_p));
+  }
+  if (!(options.min_p >= 0 && options.min_p <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("min_p: wanted 0 to 1, got ", options.min_p));
   }
   if (!(options.repetition_penalty > 0) ||
       std::isinf(options.repetition_penalty)) {
@@ -63,10 +143,15 @@ absl::Status CheckSampling(const SamplingOptions& options) {
   return absl::OkStatus();
 }
 
-void Penalise(std::vector<double>& logits, const std::vector<int32_t>& ids,
+absl::Status CheckNumTokens(const char* name, int64_t num_tokens) {
+  if (num_tokens >= 0 && num_tokens <= kMaxTokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, ": wanted 0 to ", kMaxTokens, ", got ", num_tokens));
+}
+
+void Penalise(std::vector<double>& logits, const std::set<int32_t>& ids,
               double penalty) {
-  const std::set<int32_t> seen(ids.begin(), ids.end());
-  for (const int32_t id : seen) {
+  for (const int32_t id : ids) {
     double& logit = logits[id];
     logit = logit > 0 ? logit / penalty : logit * penalty;
   }
@@ -75,28 +160,18 @@ void Penalise(std::vector<double>& logits, const std::vector<int32_t>& ids,
 int64_t SampleToken(const std::vector<double>& logits,
                     const SamplingOptions& options,
                     std::mt19937_64& generator) {
-  TESSERA_CHECK(!logits.empty());
-  if (options.temperature == 0) {
-    return std::max_element(logits.begin(), logits.end()) - logits.begin();
+  const int64_t likeliest = Likeliest(logits);
+  if (options.temperature == 0) return likeliest;
+  CandidateHeap heap(TopK(logits, logits[likeliest], options));
+  if (options.top_p < 1 || options.min_p > 0) {
+    heap = CandidateHeap(Nucleus(std::move(heap), options));
   }
-  std::vector<int64_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
-  std::vector<double> probabilities;
-  probabilities.reserve(order.size());
-  for (const int64_t token : order) {
-    probabilities.push_back(
-        std::exp((logits[token] - logits[order[0]]) / options.temperature));
+  double left = Uniform(generator) * heap.Sum();
+  while (true) {
+    const Candidate candidate = heap.Take();
+    left -= candidate.probability;
+    if (left < 0 || heap.empty()) return candidate.token;
   }
-  probabilities.resize(NumCandidates(probabilities, options));
-  double left = Uniform(generator) * std::accumulate(probabilities.begin(),
-                                                     probabilities.end(), 0.0);
-  for (size_t i = 0; i < probabilities.size(); ++i) {
-    left -= probabilities[i];
-    if (left < 0) return order[i];
-  }
-  return order[probabilities.size() - 1];
 }
 
 void GenerateTokens(CausalLM& model, std::vector<int32_t> ids,
@@ -106,6 +181,8 @@ void GenerateTokens(CausalLM& model, std::vector<int32_t> ids,
   if (ids.empty()) {
     throw Error(absl::InvalidArgumentError("generate: the prompt is empty"));
   }
+  OrThrow(CheckSampling(options.sampling));
+  OrThrow(CheckNumTokens("generate: num_tokens", options.num_tokens));
   // Some models have many more positions than a text needs.
   const int64_t capacity =
       std::min(model.max_positions(),
@@ -114,6 +191,7 @@ void GenerateTokens(CausalLM& model, std::vector<int32_t> ids,
     ids.erase(ids.begin(), ids.end() - capacity);
   }
   std::mt19937_64 generator(options.seed);
+  std::set<int32_t> seen(ids.begin(), ids.end());
   KeyValueCache cache = model.NewCache(1, capacity);
   std::span<const int32_t> next(ids);
   for (int64_t i = 0; i < options.num_tokens; ++i) {
@@ -124,13 +202,14 @@ void GenerateTokens(CausalLM& model, std::vector<int32_t> ids,
     const Tensor logits = model.NextLogits(IdsTensor(next), cache);
     std::vector<double> values = logits.ToDoubles();
     if (options.sampling.repetition_penalty != 1) {
-      Penalise(values, ids, options.sampling.repetition_penalty);
+      Penalise(values, seen, options.sampling.repetition_penalty);
     }
     const int64_t id = SampleToken(values, options.sampling, generator);
     if (std::count(options.stop_ids.begin(), options.stop_ids.end(), id) > 0) {
       return;
     }
     ids.push_back(static_cast<int32_t>(id));
+    seen.insert(ids.back());
     next = std::span(ids).last(1);
     emit(ids.back());
   }

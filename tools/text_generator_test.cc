@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -54,6 +55,44 @@ TEST(TextGeneratorTest, OnlyTheLikeliestAreLeft) {
   // Of equal ones the first.
   ExpectShares({.temperature = 1, .top_p = 0.8}, {1 / 7., 2 / 7., 4 / 7., 0});
   ExpectShares({.temperature = 1, .top_k = 1, .top_p = 0.9}, {0, 0, 1, 0});
+  ExpectShares({.temperature = 1, .top_p = 0}, {0, 0, 1, 0});
+}
+
+// Each share by hand, from transformers' definitions.
+TEST(TextGeneratorTest, TheOptionsActInOrder) {
+  const std::vector<double> likeliest = {0, 0, 1, 0};
+  // top_k leaves 2/3 and 1/3, so that the first alone has 0.6 of it.
+  ExpectShares({.temperature = 1, .top_k = 2, .top_p = 0.6}, likeliest);
+  ExpectShares({.temperature = 1, .top_k = 2, .top_p = 0.7},
+               {0, 1 / 3., 2 / 3., 0});
+  // All that have the logit of the third are kept.
+  ExpectShares({.temperature = 1, .top_k = 3}, {0.125, 0.25, 0.5, 0.125});
+  // At half the temperature the first has 16/22 = 0.727.
+  ExpectShares({.temperature = 0.5, .top_p = 0.7}, likeliest);
+  ExpectShares({.temperature = 0.5, .top_p = 0.75}, {0, 0.2, 0.8, 0});
+  ExpectShares({.temperature = 0.5, .top_k = 2, .top_p = 0.79}, likeliest);
+  // Over the likeliest: 1/4, 1/2, 1, 1/4; squared at half the temperature.
+  ExpectShares({.temperature = 1, .min_p = 0.4}, {0, 1 / 3., 2 / 3., 0});
+  ExpectShares({.temperature = 1, .min_p = 0.6}, likeliest);
+  ExpectShares({.temperature = 1, .min_p = 1}, likeliest);
+  ExpectShares({.temperature = 0.5, .min_p = 0.2}, {0, 0.2, 0.8, 0});
+  ExpectShares({.temperature = 1, .top_p = 0.8, .min_p = 0.2},
+               {1 / 7., 2 / 7., 4 / 7., 0});
+  ExpectShares({.temperature = 1, .top_p = 0.4, .min_p = 0.2}, likeliest);
+}
+
+TEST(TextGeneratorTest, LogitsThatAreNoNumbersAreAnError) {
+  std::mt19937_64 generator(5);
+  for (const std::vector<double>& logits : std::vector<std::vector<double>>{
+           {NAN, 1}, {1, NAN, 2}, {1, INFINITY}, {-INFINITY, -INFINITY}}) {
+    for (const double temperature : {0.0, 1.0}) {
+      EXPECT_THROWS_ERROR(
+          SampleToken(logits, {.temperature = temperature}, generator),
+          absl::StatusCode::kFailedPrecondition, "wanted logits");
+    }
+  }
+  // A token may be impossible.
+  EXPECT_EQ(SampleToken({-INFINITY, 1}, {.top_k = 2}, generator), 1);
 }
 
 TEST(TextGeneratorTest, WrongOptionsAreNamed) {
@@ -64,15 +103,17 @@ TEST(TextGeneratorTest, WrongOptionsAreNamed) {
   EXPECT_THAT(CheckSampling({.temperature = NAN}),
               StatusIs(kWrong, "temperature"));
   EXPECT_THAT(CheckSampling({.top_k = -1}), StatusIs(kWrong, "top_k"));
-  EXPECT_THAT(CheckSampling({.top_p = 0}), StatusIs(kWrong, "top_p"));
+  EXPECT_THAT(CheckSampling({.top_p = -0.1}), StatusIs(kWrong, "top_p"));
   EXPECT_THAT(CheckSampling({.top_p = 1.5}), StatusIs(kWrong, "top_p"));
+  EXPECT_THAT(CheckSampling({.min_p = -0.1}), StatusIs(kWrong, "min_p"));
+  EXPECT_THAT(CheckSampling({.min_p = NAN}), StatusIs(kWrong, "min_p"));
   EXPECT_THAT(CheckSampling({.repetition_penalty = 0}),
               StatusIs(kWrong, "repetition_penalty"));
 }
 
 TEST(TextGeneratorTest, WhatWasThereBeforeIsPenalisedOnce) {
   std::vector<double> logits = {1, 2, -3, 4};
-  Penalise(logits, {1, 2, 1}, 2);
+  Penalise(logits, {1, 2}, 2);
   EXPECT_EQ(logits, (std::vector<double>{1, 1, -6, 4}));
 }
 
@@ -101,6 +142,13 @@ TEST(TextGeneratorTest, TextGoesOnBeyondThePositionsOfTheModel) {
             Generate(model, "yabcdefgh", options));
   EXPECT_THROWS_ERROR(Generate(model, "", options),
                       absl::StatusCode::kInvalidArgument, "prompt is empty");
+  for (const int64_t wrong : {int64_t{-10}, std::numeric_limits<int64_t>::max(),
+                              std::numeric_limits<int64_t>::min()}) {
+    EXPECT_THROWS_ERROR(Generate(model, "abc", {.num_tokens = wrong}),
+                        absl::StatusCode::kInvalidArgument,
+                        "num_tokens: wanted 0 to");
+  }
+  EXPECT_EQ(Generate(model, "abc", {.num_tokens = 0}), "");
 }
 
 TEST(TextGeneratorTest, AStopIdEndsTheTextAndIsNotInIt) {

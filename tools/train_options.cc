@@ -2,8 +2,10 @@
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <sstream>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "absl/flags/flag.h"
@@ -124,9 +126,15 @@ absl::Status CheckRange(const std::string& name, int64_t value, int64_t least,
   return Wrong(name, absl::StrCat("at most ", most), absl::StrCat(value));
 }
 
-absl::Status CheckNumber(const std::string& name, double value) {
-  if (value >= 0 && std::isfinite(value)) return absl::OkStatus();
-  return Wrong(name, "a number that is 0 or more", absl::StrCat(value));
+constexpr double kAny = std::numeric_limits<double>::infinity();
+constexpr double kShare = 1;  // A number below it.
+
+absl::Status CheckNumber(const std::string& name, double value, double below) {
+  if (!(value >= 0) || !std::isfinite(value)) {
+    return Wrong(name, "a number that is 0 or more", absl::StrCat(value));
+  }
+  if (value < below) return absl::OkStatus();
+  return Wrong(name, absl::StrCat("less than ", below), absl::StrCat(value));
 }
 
 absl::Status CheckCounts() {
@@ -161,27 +169,19 @@ absl::Status CheckCounts() {
 }
 
 absl::Status CheckNumbers() {
-  const std::vector<std::pair<const char*, double>> numbers = {
-      {"minutes", absl::GetFlag(FLAGS_minutes)},
-      {"lr", absl::GetFlag(FLAGS_lr)},
-      {"min_lr", absl::GetFlag(FLAGS_min_lr)},
-      {"weight_decay", absl::GetFlag(FLAGS_weight_decay)},
-      {"eps", absl::GetFlag(FLAGS_eps)},
-      {"clip", absl::GetFlag(FLAGS_clip)},
-      {"dropout", absl::GetFlag(FLAGS_dropout)},
-      {"attention_dropout", absl::GetFlag(FLAGS_attention_dropout)},
-      {"validation_share", absl::GetFlag(FLAGS_validation_share)}};
-  for (const auto& [name, value] : numbers) {
-    RETURN_IF_ERROR(CheckNumber(name, value));
-  }
-  for (const auto& [name, value] :
-       {numbers[6], numbers[7], numbers[8]}) {  // Those that are shares.
-    if (value >= 1) return Wrong(name, "less than 1", absl::StrCat(value));
-  }
   constexpr double kMostMinutes = 1e7;  // A count of steps has to hold them.
-  if (numbers[0].second > kMostMinutes) {
-    return Wrong("minutes", absl::StrCat("at most ", kMostMinutes),
-                 absl::StrCat(numbers[0].second));
+  const std::vector<std::tuple<const char*, double, double>> numbers = {
+      {"minutes", absl::GetFlag(FLAGS_minutes), kMostMinutes},
+      {"lr", absl::GetFlag(FLAGS_lr), kAny},
+      {"min_lr", absl::GetFlag(FLAGS_min_lr), kAny},
+      {"weight_decay", absl::GetFlag(FLAGS_weight_decay), kAny},
+      {"eps", absl::GetFlag(FLAGS_eps), kAny},
+      {"clip", absl::GetFlag(FLAGS_clip), kAny},
+      {"dropout", absl::GetFlag(FLAGS_dropout), kShare},
+      {"attention_dropout", absl::GetFlag(FLAGS_attention_dropout), kShare},
+      {"validation_share", absl::GetFlag(FLAGS_validation_share), kShare}};
+  for (const auto& [name, value, below] : numbers) {
+    RETURN_IF_ERROR(CheckNumber(name, value, below));
   }
   return absl::OkStatus();
 }

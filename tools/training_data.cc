@@ -45,7 +45,7 @@ absl::StatusOr<TrainingData> OpenText(const TrainOptions& options,
 }
 
 // The token that ends texts, where the model's folder names one.
-absl::StatusOr<std::optional<int32_t>> EndToken(const std::string& folder) {
+absl::StatusOr<std::optional<int64_t>> EndToken(const std::string& folder) {
   std::error_code error;
   if (folder.empty() ||
       (!std::filesystem::exists(folder + "/generation_config.json", error) &&
@@ -54,7 +54,7 @@ absl::StatusOr<std::optional<int32_t>> EndToken(const std::string& folder) {
   }
   ASSIGN_OR_RETURN(const GenerationConfig config, ReadGenerationConfig(folder));
   if (config.eos_token_ids.empty()) return std::nullopt;
-  return static_cast<int32_t>(config.eos_token_ids[0]);
+  return config.eos_token_ids[0];
 }
 
 absl::StatusOr<DocumentEncoding> EncodingOf(const TrainOptions& options,
@@ -66,14 +66,14 @@ absl::StatusOr<DocumentEncoding> EncodingOf(const TrainOptions& options,
   encoding.encode_start = [&tokenizer](const std::string& text) {
     return tokenizer.EncodePrompt(text);
   };
-  ASSIGN_OR_RETURN(encoding.end_token, EndToken(options.model_folder));
-  if (encoding.end_token.has_value() &&
-      (*encoding.end_token < 0 ||
-       *encoding.end_token >= tokenizer.tokenizer().vocab_size())) {
-    encoding.end_token.reset();
-  }
   encoding.vocab_size = std::visit(
       [](const auto& config) { return config.vocab_size; }, options.model);
+  ASSIGN_OR_RETURN(const std::optional<int64_t> end,
+                   EndToken(options.model_folder));
+  if (end.has_value() && *end >= 0 && *end < encoding.vocab_size &&
+      *end < tokenizer.tokenizer().vocab_size()) {
+    encoding.end_token = static_cast<int32_t>(*end);
+  }
   if (!options.model_folder.empty()) {
     encoding.chat = ChatTemplate::Load(options.model_folder);
   }

@@ -109,8 +109,11 @@ absl::Status TrainingRun::OpenTokenizer() {
                    ModelTokenizer::Open(options_.model_folder, vocab_size));
   if (!first()) return absl::OkStatus();
   ASSIGN_OR_RETURN(side_files_, ReadSideFiles(options_.model_folder));
-  for (const std::string& warning : options_.model_warnings) {
-    std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  for (const auto& warnings :
+       {options_.model_warnings, tokenizer_.warnings()}) {
+    for (const std::string& warning : warnings) {
+      std::fprintf(stderr, "warning: %s\n", warning.c_str());
+    }
   }
   return absl::OkStatus();
 }
@@ -137,6 +140,9 @@ absl::Status TrainingRun::MakeShardedModel() {
   }();
   RETURN_IF_ERROR(world_->AgreeOnStatus(model.status(), "make model"));
   model_ = *std::move(model);
+  if (options_.adapter.lora.has_value()) {
+    state_.values["adapter"] = AdapterText(adapter_.lora);
+  }
   model_->set_activation_checkpointing(options_.activation_checkpointing);
   ASSIGN_OR_RETURN(const MeshShape shape, ParseMeshShape(options_.mesh));
   ASSIGN_OR_RETURN(std::shared_ptr<DeviceMesh> mesh,
@@ -298,9 +304,8 @@ absl::Status TrainingRun::Run() {
   PrintPlan();
   if (options_.dry_run) return absl::OkStatus();
   absl::Status status = Try([&]() -> absl::Status {
-    bool stopped = false;
-    RETURN_IF_ERROR(Train(&stopped));
-    return Finish(stopped);
+    ASSIGN_OR_RETURN(const TrainEnd end, Train());
+    return Finish(end);
   });
   if (status.ok()) return status;
   // What is still queued, here and on other ranks, must end before its memory
@@ -310,7 +315,7 @@ absl::Status TrainingRun::Run() {
   return status;
 }
 
-absl::Status TrainingRun::Train(bool* stopped) {
+absl::StatusOr<TrainingRun::TrainEnd> TrainingRun::Train() {
   const std::optional<double> before = trainer_->Validate(
       *data_.validation, options_.batch, options_.eval_batches);
   if (first()) {
@@ -327,9 +332,10 @@ absl::Status TrainingRun::Train(bool* stopped) {
     std::printf("nothing to train: the checkpoint is of step %d of %d\n",
                 static_cast<int>(state_.step), static_cast<int>(num_steps_));
   }
-  while (state_.step < num_steps_ && !*stopped) {
+  TrainEnd end = TrainEnd::kAllSteps;
+  while (state_.step < num_steps_ && end != TrainEnd::kStopped) {
     const StepResult result = TakeStep();
-    *stopped = result.stop;
+    if (result.stop) end = TrainEnd::kStopped;
     if (!steps_are_chosen_ && state_.step - first_step == kNumMeasuredSteps) {
       RETURN_IF_ERROR(ChooseNumSteps());
     }
@@ -339,7 +345,7 @@ absl::Status TrainingRun::Train(bool* stopped) {
       RETURN_IF_ERROR(Save());
     }
   }
-  return absl::OkStatus();
+  return end;
 }
 
 absl::Status TrainingRun::Save() {
@@ -357,7 +363,8 @@ absl::Status TrainingRun::Save() {
   return saver_->Save(state_);
 }
 
-absl::Status TrainingRun::Finish(bool stopped) {
+absl::Status TrainingRun::Finish(TrainEnd end) {
+  const bool stopped = end == TrainEnd::kStopped;
   RETURN_IF_ERROR(Save());
   RETURN_IF_ERROR(saver_->Finish());
   std::map<std::string, std::string> texts = side_files_;

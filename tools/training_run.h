@@ -57,7 +57,8 @@ class TrainingRun {
   absl::Status MeasurePeak();
 
   void PrintPlan() const;
-  absl::Status Train(bool* stopped);
+  enum class TrainEnd { kAllSteps, kStopped };  // By a signal.
+  absl::StatusOr<TrainEnd> Train();
   StepResult TakeStep();
   void CheckStep(const StepResult& result) const;
   void WarnOfEmptySteps();
@@ -66,7 +67,7 @@ class TrainingRun {
   absl::Status Report(const StepResult& result);
   absl::Status ChooseNumSteps();
   absl::Status Save();
-  absl::Status Finish(bool stopped);
+  absl::Status Finish(TrainEnd end);
   void PrintSample();
   RunParts Parts();
   bool first() const { return world_->rank() == 0; }

@@ -73,19 +73,21 @@ std::vector<std::string> UnusedSettings(const Json& json) {
       {"begin_suppress_tokens", nullptr},
       {"bad_words_ids", nullptr},
       {"epsilon_cutoff", 0.0},
+      {"encoder_repetition_penalty", 1.0},
       {"eta_cutoff", 0.0},
+      {"exponential_decay_length_penalty", nullptr},
       {"forced_bos_token_id", nullptr},
       {"forced_eos_token_id", nullptr},
       {"guidance_scale", nullptr},
       {"min_length", 0},
       {"min_new_tokens", nullptr},
-      {"min_p", nullptr},
       {"no_repeat_ngram_size", 0},
       {"num_beams", 1},
       {"penalty_alpha", nullptr},
       {"sequence_bias", nullptr},
       {"stop_strings", nullptr},
       {"suppress_tokens", nullptr},
+      {"top_h", nullptr},
       {"typical_p", 1.0},
       {"watermarking_config", nullptr}};
   std::vector<std::string> warnings;
@@ -110,6 +112,7 @@ absl::StatusOr<GenerationConfig> ParseGenerationConfig(
   RETURN_IF_ERROR(Read(json, "temperature", config.temperature));
   RETURN_IF_ERROR(Read(json, "top_k", config.top_k));
   RETURN_IF_ERROR(Read(json, "top_p", config.top_p));
+  RETURN_IF_ERROR(Read(json, "min_p", config.min_p));
   RETURN_IF_ERROR(Read(json, "repetition_penalty", config.repetition_penalty));
   RETURN_IF_ERROR(Read(json, "max_new_tokens", config.max_new_tokens));
   config.warnings = UnusedSettings(json);

@@ -19,6 +19,7 @@ struct GenerationConfig {
   std::optional<double> temperature = {};
   std::optional<int64_t> top_k = {};
   std::optional<double> top_p = {};
+  std::optional<double> min_p = {};
   std::optional<double> repetition_penalty = {};
   std::optional<int64_t> max_new_tokens = {};
   // Settings that would change what is generated and have no effect here.

@@ -13,7 +13,7 @@ TEST(GenerationConfigTest, ReadsWhatIsThere) {
   const auto config = ParseGenerationConfig(
       R"({"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": null,
           "do_sample": true, "temperature": 0.6, "top_k": 40, "top_p": 0.9,
-          "max_new_tokens": 20, "transformers_version": "5.0"})");
+          "min_p": 0.05, "max_new_tokens": 20, "transformers_version": "5.0"})");
   ASSERT_OK(config);
   EXPECT_EQ(config->bos_token_id, 1);
   EXPECT_EQ(config->eos_token_ids, (std::vector<int64_t>{2, 7}));
@@ -22,6 +22,7 @@ TEST(GenerationConfigTest, ReadsWhatIsThere) {
   EXPECT_EQ(config->temperature, 0.6);
   EXPECT_EQ(config->top_k, 40);
   EXPECT_EQ(config->top_p, 0.9);
+  EXPECT_EQ(config->min_p, 0.05);
   EXPECT_EQ(config->max_new_tokens, 20);
   const auto one = ParseGenerationConfig(R"({"eos_token_id": 3})");
   ASSERT_OK(one);
@@ -34,15 +35,15 @@ TEST(GenerationConfigTest, ReadsWhatIsThere) {
 
 TEST(GenerationConfigTest, WhatHasNoEffectIsAWarning) {
   const auto config = ParseGenerationConfig(
-      R"({"repetition_penalty": 1.1, "num_beams": 4, "min_p": 0.1,
+      R"({"repetition_penalty": 1.1, "num_beams": 4, "top_h": 0.1,
           "typical_p": 1.0, "no_repeat_ngram_size": 0, "min_length": null})");
   ASSERT_OK(config);
   EXPECT_EQ(config->repetition_penalty, 1.1);
   ASSERT_EQ(config->warnings.size(), 2u);
   EXPECT_EQ(config->warnings[0],
-            "generation_config.json: \"min_p\" (0.1) has no effect here");
-  EXPECT_EQ(config->warnings[1],
             "generation_config.json: \"num_beams\" (4) has no effect here");
+  EXPECT_EQ(config->warnings[1],
+            "generation_config.json: \"top_h\" (0.1) has no effect here");
 }
 
 TEST(GenerationConfigTest, Refusals) {

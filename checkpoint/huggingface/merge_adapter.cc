@@ -13,8 +13,8 @@
 #include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/huggingface/folder_writer.h"
 #include "kernels/status.h"
+#include "runtime/nn/low_rank.h"
 #include "runtime/ops/elementwise.h"
-#include "runtime/ops/matmul.h"
 
 namespace tessera {
 namespace {
@@ -45,11 +45,13 @@ class Merge {
         Add(name.substr(0, name.rfind(".lora_A.weight")));
         continue;
       }
-      if (IsLoraParameter(name)) continue;
-      problems_.push_back(absl::StrCat("unexpected ", name));
-    }
-    if (2 * layer_of_.size() != adapter_.weights().size()) {
-      problems_.push_back("a tensor lacks its other half");
+      if (!IsLoraParameter(name)) {
+        problems_.push_back(absl::StrCat("unexpected ", name));
+        continue;
+      }
+      const std::string layer = name.substr(0, name.rfind(".lora_B.weight"));
+      if (adapter_.weights().contains(layer + ".lora_A.weight")) continue;
+      problems_.push_back(absl::StrCat(layer, ".lora_B lacks its other half"));
     }
     if (problems_.empty()) return absl::OkStatus();
     return absl::FailedPreconditionError(
@@ -70,16 +72,15 @@ class Merge {
     const DType dtype = TypeOnDisk(base_.weights().at(name));
     const auto layer = layer_of_.find(name);
     if (layer == layer_of_.end()) return ops::Cast(weight, dtype);
-    ASSIGN_OR_RETURN(Tensor a,
+    ASSIGN_OR_RETURN(const Tensor a,
                      ReadWhole(adapter_, layer->second + ".lora_A.weight"));
-    ASSIGN_OR_RETURN(Tensor b,
+    ASSIGN_OR_RETURN(const Tensor b,
                      ReadWhole(adapter_, layer->second + ".lora_B.weight"));
-    a = ops::Cast(a, DType::kFloat32);
-    b = ops::Scale(ops::Cast(b, DType::kFloat32), scale_);
-    const Tensor term = transposed_
-                            ? ops::MatMul(a.Transpose(0, 1), b.Transpose(0, 1))
-                            : ops::MatMul(b, a);
-    return ops::Cast(ops::Add(ops::Cast(weight, DType::kFloat32), term), dtype);
+    const DType computed =
+        weight.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    Tensor term = LowRankDelta(a, b, scale_, computed);
+    if (transposed_) term = term.Transpose(0, 1);
+    return ops::Cast(ops::Add(ops::Cast(weight, computed), term), dtype);
   }
 
  private:
@@ -97,9 +98,12 @@ class Merge {
     }
     const auto weight = base_.weights().find(name);
     const auto b = adapter_.weights().find(layer + ".lora_B.weight");
-    if (weight == base_.weights().end() || b == adapter_.weights().end()) {
-      problems_.push_back(absl::StrCat("the base has no ", layer,
-                                       ".weight, or the adapter no lora_B"));
+    if (b == adapter_.weights().end()) {
+      problems_.push_back(absl::StrCat(layer, ".lora_A lacks its other half"));
+      return;
+    }
+    if (weight == base_.weights().end()) {
+      problems_.push_back(absl::StrCat("the base has no ", layer, ".weight"));
       return;
     }
     const Shape& a = adapter_.weights().at(layer + ".lora_A.weight").shape;

@@ -211,16 +211,13 @@ std::optional<FamilyDefaults> DefaultsOf(const std::string& model_type) {
 // max_window_layers on or where layer_types says so.
 void ReadWindow(const Fields& fields, LlamaConfig& config) {
   const int64_t layers = config.num_hidden_layers;
-  if (config.family == LlamaFamily::kLlama) return;
-  if (config.family == LlamaFamily::kMistral) {
-    config.sliding_window = fields.Integer("sliding_window");
-    // Absent is not null.
-    const bool absent = !fields.Contains("sliding_window");
-    if (absent) config.sliding_window = 4096;
-    return;
-  }
-  if (!fields.Flag("use_sliding_window", false)) return;
-  config.sliding_window = fields.Integer("sliding_window", 4096);
+  const bool mistral = config.family == LlamaFamily::kMistral;
+  if (!mistral && !fields.Flag("use_sliding_window", false)) return;
+  // Absent is not null, which is none.
+  config.sliding_window = fields.Contains("sliding_window")
+                              ? fields.Integer("sliding_window")
+                              : 4096;
+  if (mistral || !config.sliding_window.has_value()) return;
   const int64_t first = fields.Integer("max_window_layers", 28);
   for (int64_t i = 0; i < layers; ++i) {
     config.layer_slides.push_back(i >= first);
@@ -260,8 +257,9 @@ LlamaConfig ReadLlama(const Fields& fields, const FamilyDefaults& defaults) {
   config.tie_word_embeddings = fields.Flag("tie_word_embeddings", false);
   config.initializer_range = fields.Number("initializer_range", 0.02);
   config.hidden_act = fields.Text("hidden_act", "silu");
-  ReadWindow(fields, config);
   config.attention_dropout = fields.Number("attention_dropout", 0.0);
+  CheckConfig(config);  // Also before something is made for each layer.
+  if (config.family != LlamaFamily::kLlama) ReadWindow(fields, config);
   CheckConfig(config);
   return config;
 }

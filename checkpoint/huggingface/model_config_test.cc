@@ -82,6 +82,11 @@ TEST(ModelConfigTest, QwenSlidesWhereItIsToldTo) {
       Llama(start + R"("max_window_layers": 1, "use_sliding_window": true})");
   EXPECT_EQ(some.WindowOf(0), std::nullopt);
   EXPECT_EQ(some.WindowOf(1), 8);
+  const std::string told = R"({"model_type": "qwen2", "max_window_layers": 1,
+                               "use_sliding_window": true)";
+  EXPECT_EQ(Llama(told + "}").WindowOf(1), 4096);
+  EXPECT_EQ(Llama(told + R"(, "sliding_window": null})").WindowOf(1),
+            std::nullopt);
   const LlamaConfig listed =
       Llama(start + R"("use_sliding_window": true, "layer_types":
       ["sliding_attention", "full_attention", "full_attention"]})");
@@ -102,6 +107,10 @@ TEST(ModelConfigTest, Refusals) {
                 "hidden_size is 0, not positive");
   ExpectRefused(R"({"model_type": "llama", "num_hidden_layers": 99999999999})",
                 "num_hidden_layers is 99999999999, more than 2147483648");
+  // Before there is anything for each of them.
+  ExpectRefused(R"({"model_type": "qwen2", "use_sliding_window": true,
+                    "num_hidden_layers": 9000000000000000})",
+                "num_hidden_layers is 9000000000000000, more than 2147483648");
   ExpectRefused(R"({"model_type": "llama", "num_hidden_layers": 20000})",
                 "num_hidden_layers is 20000, more than 10000");
   ExpectRefused(R"({"model_type": "gpt2", "n_layer": 20000})",

@@ -16,18 +16,6 @@ void AppendTokens(const Tokens& ids, bool counted, Tokens& tokens) {
   for (int32_t id : ids) tokens.push_back(counted ? id : ~id);
 }
 
-// Of a text that goes on: some tokenizers put a space before every text that
-// they are given, and none inside of one.
-Tokens EncodeFurther(const std::string& text, const EncodeText& encode) {
-  const Tokens line = encode("\n");
-  const Tokens both = encode("\n" + text);
-  if (line.empty() || both.size() < line.size() ||
-      !std::equal(line.begin(), line.end(), both.begin())) {
-    return encode(text);
-  }
-  return {both.begin() + static_cast<std::ptrdiff_t>(line.size()), both.end()};
-}
-
 void AppendEnd(const DocumentEncoding& encoding, bool counted, Tokens& tokens) {
   if (!encoding.end_token.has_value()) return;
   const int32_t end = *encoding.end_token;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/data/document_reader.h"
+#include "runtime/data/tokenizer.h"
 #include "runtime/data/tokenizer/chat_template.h"
 
 namespace tessera {
@@ -34,8 +34,6 @@ class DocumentTokens {
   std::vector<int32_t> tokens_;
   std::vector<int64_t> ends_ = {0};
 };
-
-using EncodeText = std::function<std::vector<int32_t>(const std::string&)>;
 
 struct DocumentEncoding {
   EncodeText encode;        // Without special tokens around it.

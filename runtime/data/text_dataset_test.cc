@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "runtime/data/checksum.h"
 #include "runtime/data/file_io.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 namespace {
@@ -76,6 +77,76 @@ TEST(TextDatasetTest, LongTextsAreCutIntoPiecesWithoutLoss) {
   ASSERT_EQ(tokens->num_tokens(), static_cast<int64_t>(text.size()));
   const std::vector<int64_t> ids = All(*tokens);
   EXPECT_EQ(std::string(ids.begin(), ids.end()), text);
+}
+
+// A word is its number of bytes, with the space before it, which the first of a
+// text is given; the end of a line is a token of its own.
+class WordTokenizer final : public Tokenizer {
+ public:
+  std::string name() const override { return "words"; }
+  int64_t vocab_size() const override { return 100000; }
+  std::vector<int32_t> Encode(std::string_view text) const override {
+    std::vector<int32_t> ids;
+    for (size_t begin = 0; begin < text.size();) {
+      size_t end = text.find_first_of(" \n", begin + 1);
+      if (end == std::string_view::npos) end = text.size();
+      if (text[begin] == '\n') end = begin + 1;
+      const bool marked = begin > 0 || text[0] == ' ' || text[0] == '\n';
+      ids.push_back(static_cast<int32_t>(end - begin) + (marked ? 0 : 1));
+      begin = end;
+    }
+    return ids;
+  }
+  std::string Decode(std::span<const int32_t>) const override { return ""; }
+};
+
+std::vector<int64_t> FileOf(const std::string& text,
+                            const Tokenizer& tokenizer) {
+  const std::string path = TestPath("pieces.tokens");
+  EXPECT_TRUE(WriteTokenFile(path, {MakeText("p", text)}, tokenizer).ok());
+  return All(**TokenFile::Open(path));
+}
+
+TEST(TextDatasetTest, ALongLineIsCutBetweenCharacters) {
+  // Pieces end at an even byte; these characters begin at odd ones.
+  std::string text = "x";
+  while (text.size() < (size_t{5} << 20)) text += "\u00e9";
+  const std::vector<int64_t> ids = FileOf(text, ByteTokenizer());
+  EXPECT_EQ(std::string(ids.begin(), ids.end()), text);
+  class Characters final : public Tokenizer {
+   public:
+    std::string name() const override { return "characters"; }
+    int64_t vocab_size() const override { return 100000; }
+    std::vector<int32_t> Encode(std::string_view bytes) const override {
+      std::vector<int32_t> codes;
+      for (size_t i = 0; i < bytes.size();) {
+        const Utf8Character c = DecodeUtf8(bytes, i);
+        codes.push_back(static_cast<int32_t>(c.code));
+        i += c.num_bytes;
+      }
+      return codes;
+    }
+    std::string Decode(std::span<const int32_t>) const override { return ""; }
+  };
+  const std::vector<int32_t> once = Characters().Encode(text);
+  EXPECT_EQ(FileOf(text, Characters()),
+            std::vector<int64_t>(once.begin(), once.end()));
+}
+
+TEST(TextDatasetTest, ALongTextIsCutWhereAllOfItWouldBe) {
+  for (const std::vector<std::string>& separators :
+       std::vector<std::vector<std::string>>{
+           {" "}, {"\n"}, {" \n"}, {"   "}, {"\n\n"}, {" ", "\n", "\n  "}}) {
+    std::string text;
+    while (text.size() < (size_t{9} << 20)) {
+      text += std::string(1 + text.size() % 7, 'w');
+      text += separators[text.size() % separators.size()];
+    }
+    const std::vector<int32_t> once = WordTokenizer().Encode(text);
+    EXPECT_EQ(FileOf(text, WordTokenizer()),
+              std::vector<int64_t>(once.begin(), once.end()))
+        << "first separator \"" << separators[0] << "\"";
+  }
 }
 
 class WideTokenizer final : public Tokenizer {

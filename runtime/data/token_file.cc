@@ -11,13 +11,16 @@
 #include "kernels/status.h"
 #include "runtime/data/checksum.h"
 #include "runtime/data/file_io.h"
+#include "runtime/data/utf8.h"
 
 namespace tessera {
 namespace {
 
 constexpr char kMagic[8] = {'T', 'E', 'S', 'S', 'T', 'O', 'K', '1'};
 constexpr int64_t kMaxVocabOf16Bits = 65536;
-// Text is turned to ids in pieces of about this size, cut after a line.
+// Text is turned to ids in pieces of about this size: see
+// [Note: where a text is cut]. Files made by another rule are others.
+constexpr int kCutRule = 2;
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
 struct TokenFileHeader {
@@ -88,9 +91,46 @@ class TokenWriter {
   uint64_t fingerprint_ = 0;
 };
 
+bool IsSpace(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+
+// The last `c` in `text` but its first character, with no white space behind
+// it and, if `alone`, none before; npos where there is none.
+size_t LastOf(std::string_view text, char c, bool alone) {
+  for (size_t at = text.size() < 3 ? 0 : text.size() - 2; at > 0; --at) {
+    at = text.rfind(c, at);
+    if (at == std::string_view::npos || at == 0) break;
+    if (!IsSpace(text[at + 1]) && !(alone && IsSpace(text[at - 1]))) return at;
+  }
+  return std::string_view::npos;
+}
+
+// [Note: where a text is cut]
+// The bytes of `text`, of which more follow, that are turned to ids together:
+// up to a place where the ids on both sides are those of the whole. Best is
+// behind the end of a line that stands alone; then before the space that a word
+// begins with; then behind any end of a line; and at least between characters.
+size_t PieceEnd(std::string_view text) {
+  size_t at = LastOf(text, '\n', /*alone=*/true);
+  if (at != std::string_view::npos) return at + 1;
+  at = LastOf(text, ' ', /*alone=*/false);
+  if (at != std::string_view::npos) return at;
+  at = text.rfind('\n');
+  if (at != std::string_view::npos) return at + 1;
+  // The last character may lack bytes.
+  for (size_t n = 1; n <= 4 && n < text.size(); ++n) {
+    const char c = text[text.size() - n];
+    if ((static_cast<uint8_t>(c) & 0xC0) == 0x80) continue;
+    return Utf8Length(c) > n ? text.size() - n : text.size();
+  }
+  return text.size();
+}
+
 absl::Status AppendText(const std::string& path, const Tokenizer& tokenizer,
                         TokenWriter& writer) {
   ASSIGN_OR_RETURN(const ReadableFile text, ReadableFile::Open(path));
+  const EncodeText encode = [&](const std::string& piece) {
+    return tokenizer.Encode(piece);
+  };
   std::string piece;
   for (int64_t at = 0; at < text.num_bytes();) {
     piece.resize(std::min(kPieceBytes, text.num_bytes() - at));
@@ -98,9 +138,11 @@ absl::Status AppendText(const std::string& path, const Tokenizer& tokenizer,
         text.ReadAt(at, piece.data(), static_cast<int64_t>(piece.size())));
     const bool last =
         at + static_cast<int64_t>(piece.size()) == text.num_bytes();
-    const size_t line_end = piece.rfind('\n');
-    if (!last && line_end != std::string::npos) piece.resize(line_end + 1);
-    RETURN_IF_ERROR(writer.Append(tokenizer.Encode(piece)));
+    if (!last) piece.resize(PieceEnd(piece));
+    std::vector<int32_t> ids;
+    RETURN_IF_ERROR(Try(
+        [&] { ids = at == 0 ? encode(piece) : EncodeFurther(piece, encode); }));
+    RETURN_IF_ERROR(writer.Append(ids));
     at += static_cast<int64_t>(piece.size());
   }
   return absl::OkStatus();
@@ -170,7 +212,7 @@ absl::Status WriteTokenFile(const std::string& path,
 absl::StatusOr<std::shared_ptr<const TokenFile>> OpenCachedTokens(
     const std::vector<std::string>& text_paths, const Tokenizer& tokenizer,
     const std::string& cache_folder) {
-  std::string identity = absl::StrCat(tokenizer.name(), "\n");
+  std::string identity = absl::StrCat(tokenizer.name(), "\n", kCutRule, "\n");
   for (const std::string& path : text_paths) {
     ASSIGN_OR_RETURN(const std::string one, Identity(path));
     identity += one;

@@ -1,5 +1,8 @@
 #include "runtime/data/tokenizer.h"
 
+#include <algorithm>
+#include <cstddef>
+
 namespace tessera {
 
 std::vector<int32_t> ByteTokenizer::Encode(std::string_view text) const {
@@ -15,6 +18,17 @@ std::string ByteTokenizer::Decode(std::span<const int32_t> ids) const {
     if (id >= 0 && id < 256) text += static_cast<char>(id);
   }
   return text;
+}
+
+std::vector<int32_t> EncodeFurther(const std::string& text,
+                                   const EncodeText& encode) {
+  const std::vector<int32_t> line = encode("\n");
+  const std::vector<int32_t> both = encode("\n" + text);
+  if (line.empty() || both.size() < line.size() ||
+      !std::equal(line.begin(), line.end(), both.begin())) {
+    return encode(text);
+  }
+  return {both.begin() + static_cast<std::ptrdiff_t>(line.size()), both.end()};
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,5 +29,12 @@ class ByteTokenizer final : public Tokenizer {
   std::vector<int32_t> Encode(std::string_view text) const override;
   std::string Decode(std::span<const int32_t> ids) const override;
 };
+
+using EncodeText = std::function<std::vector<int32_t>(const std::string&)>;
+
+// The ids of a text that goes on after another: some tokenizers put a space
+// before every text that they are given, and none inside of one.
+std::vector<int32_t> EncodeFurther(const std::string& text,
+                                   const EncodeText& encode);
 
 }  // namespace tessera

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <regex>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/status.h"
+#include "runtime/nn/name_pattern.h"
 
 namespace tessera {
 namespace {
@@ -54,15 +55,15 @@ Chooser ChooserOf(const LoraConfig& config) {
              !IsHead(*m.module);
     };
   }
-  try {
-    const std::regex pattern(config.target_pattern);
-    return [pattern](const NamedModule& m) {
-      return std::regex_match(m.name, pattern);
-    };
-  } catch (const std::regex_error& error) {
-    Refuse(absl::StrCat("target_modules \"", config.target_pattern,
-                        "\" is no regular expression: ", error.what()));
+  const absl::StatusOr<NamePattern> pattern =
+      NamePattern::Create(config.target_pattern);
+  if (!pattern.ok()) {
+    Refuse(absl::StrCat("target_modules: ",
+                        std::string(pattern.status().message())));
   }
+  return [pattern = *pattern](const NamedModule& m) {
+    return pattern.Matches(m.name);
+  };
 }
 
 void CheckTargetsExist(const std::vector<NamedModule>& modules,
@@ -79,14 +80,13 @@ void CheckTargetsExist(const std::vector<NamedModule>& modules,
 // The last parts of the names of layers that could be adapted, for an error.
 std::string LayersToChooseFrom(const std::vector<NamedModule>& modules) {
   std::vector<std::string> names;
+  std::set<std::string> seen;
   for (const NamedModule& m : modules) {
     if (dynamic_cast<AffineLayer*>(m.module) == nullptr || IsHead(*m.module)) {
       continue;
     }
     const std::string last = LastPart(m.name);
-    if (std::count(names.begin(), names.end(), last) == 0) {
-      names.push_back(last);
-    }
+    if (seen.insert(last).second) names.push_back(last);
   }
   return absl::StrJoin(names, ", ");
 }
@@ -101,9 +101,10 @@ LoraConfig WithNames(CausalLM& model, const LoraConfig& config,
     if (FitsAny(target, named.target_modules)) continue;
     named.target_modules.push_back(LastPart(target));
   }
-  const absl::Status same =
-      Try([&] { Require(LoraTargets(model, named) == targets, ""); });
-  if (!same.ok()) named.target_modules = targets;
+  // The ends may also choose what has no adapter, which is an error.
+  bool same = false;
+  (void)Try([&] { same = LoraTargets(model, named) == targets; });
+  if (!same) named.target_modules = targets;
   return named;
 }
 
@@ -158,10 +159,11 @@ std::vector<std::string> LoraTargets(CausalLM& model,
 
 LoraConfig AddLora(CausalLM& model, const LoraConfig& config) {
   const std::vector<std::string> targets = LoraTargets(model, config);
+  const std::set<std::string> chosen(targets.begin(), targets.end());
   model.RequiresGrad(false);
   const LowRankOptions options = {config.rank, config.scale(), config.dropout};
   for (const NamedModule& m : model.NamedModules()) {
-    if (std::count(targets.begin(), targets.end(), m.name) == 0) continue;
+    if (!chosen.contains(m.name)) continue;
     dynamic_cast<AffineLayer&>(*m.module).AddLowRank(options, m.name);
   }
   return WithNames(model, config, targets);

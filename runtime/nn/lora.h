@@ -19,7 +19,7 @@ struct LoraConfig {
   // Full names of layers, or ends of them from a dot on ("q_proj"). One that
   // fits nothing is an error.
   std::vector<std::string> target_modules = {};
-  // In place of them: an ECMAScript regular expression that matches the full
+  // In place of them: a regular expression of Perl that matches the full
   // names, or "all-linear": all but the head.
   std::string target_pattern = {};
   std::vector<std::string> exclude_modules = {};  // As target_modules.

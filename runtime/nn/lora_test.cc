@@ -102,6 +102,7 @@ TEST(LoraTest, RefusesWhatItCannotAdapt) {
   refuse({.target_modules = {"lm_head"}}, "lm_head is the head");
   refuse({.target_pattern = "q_proj"}, "there are q_proj, k_proj");
   refuse({.target_pattern = "*"}, "no regular expression");
+  refuse({.target_pattern = "(a"}, "no regular expression");
   refuse({}, "names or as a pattern");
   refuse({.target_modules = {"q_proj"}, .target_pattern = "all-linear"},
          "names or as a pattern");

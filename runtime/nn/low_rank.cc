@@ -32,6 +32,12 @@ void LowRankProjection::ResetParameters(const Initializer& initializer) {
   initializer.Uniform(weight_, "weight", -bound, bound);
 }
 
+Tensor LowRankDelta(const Tensor& a, const Tensor& b, double scale,
+                    DType dtype) {
+  return ops::Scale(ops::MatMul(ops::Cast(b, dtype), ops::Cast(a, dtype)),
+                    scale);
+}
+
 LowRankTerm::LowRankTerm(int64_t in_features, int64_t out_features,
                          const LowRankOptions& options,
                          const std::string& layer)
@@ -50,9 +56,8 @@ Variable LowRankTerm::AddTo(const Variable& y, const Variable& x) const {
 }
 
 Tensor LowRankTerm::Delta(DType dtype) const {
-  const Tensor a = ops::Cast(lora_a->weight().data(), dtype);
-  const Tensor b = ops::Cast(lora_b->weight().data(), dtype);
-  return ops::Scale(ops::MatMul(b, a), scale);
+  return LowRankDelta(lora_a->weight().data(), lora_b->weight().data(), scale,
+                      dtype);
 }
 
 }  // namespace tessera

@@ -31,6 +31,11 @@ class LowRankProjection : public Module {
   Variable weight_;
 };
 
+// scale * b a as a matrix [out, in] of type `dtype`, in which it is multiplied:
+// what an adapter adds to a weight. a [rank, in], b [out, rank].
+Tensor LowRankDelta(const Tensor& a, const Tensor& b, double scale,
+                    DType dtype);
+
 struct LowRankOptions {
   int64_t rank = 8;
   double scale = 1;
@@ -47,7 +52,7 @@ struct LowRankTerm {
 
   // y + the term of x.
   Variable AddTo(const Variable& y, const Variable& x) const;
-  // The term as a matrix [out, in] of type `dtype`, in which it is multiplied.
+  // LowRankDelta of the term.
   Tensor Delta(DType dtype) const;
 
   const double scale;

@@ -163,6 +163,20 @@ TEST_F(AdapterRunsTest, AResumedRunIsTheUninterruptedOne) {
   ASSERT_EQ(resumed.exit_code, 0) << resumed.output;
   ExpectSameFiles(Path("whole/adapter_model.safetensors"),
                   Path("resumed/adapter_model.safetensors"));
+  // Another adapter would go on from these values as if they were its own.
+  for (const Strings& other :
+       {Strings{"--lora_rank=2"}, Strings{"--lora_rank=3"},
+        Strings{"--lora_rank=2", "--lora_dropout=0.25", "--lora_alpha=32"},
+        Strings{"--lora_rank=2", "--lora_dropout=0.25", "--lora_rslora"},
+        Strings{"--lora_rank=2", "--lora_dropout=0.25",
+                "--lora_target_modules=o_proj,v_proj"}}) {
+    Strings flags = {"--resume=" + checkpoint, "--ranks=1"};
+    flags.insert(flags.end(), other.begin(), other.end());
+    const ProgramResult refused = GoOn("refused", flags);
+    EXPECT_EQ(refused.exit_code, 1) << other.back();
+    EXPECT_THAT(refused.output,
+                HasSubstr("its adapter is rank 2, scale 4, dropout 0.25"));
+  }
 }
 
 TEST_F(AdapterRunsTest, FlagsThatDoNotGoTogether) {

@@ -61,11 +61,22 @@ TEST_F(GenerateTest, TheModelsOwnValuesAreDefaults) {
   Configure(R"({"do_sample": false, "num_beams": 3})");
   EXPECT_THAT(Generate({"--tokens=30"}),
               HasSubstr("warning: generation_config.json: \"num_beams\" (3)"));
-  Configure(R"({"temperature": -2})");
-  const ProgramResult wrong = Run({});
-  EXPECT_NE(wrong.exit_code, 0);
-  EXPECT_THAT(wrong.output,
-              HasSubstr("generation_config.json: temperature: wanted"));
+}
+
+TEST_F(GenerateTest, TheModelsValuesOutOfRangeAreRefused) {
+  for (const auto& [json, message] :
+       std::vector<std::pair<std::string, std::string>>{
+           {R"({"temperature": -2})", "temperature: wanted"},
+           {R"({"min_p": 3})", "min_p: wanted 0 to 1, got 3"},
+           {R"({"max_new_tokens": -10})",
+            "max_new_tokens: wanted 0 to 1073741824, got -10"},
+           {R"({"max_new_tokens": 9223372036854775807})",
+            "max_new_tokens: wanted"}}) {
+    Configure(json);
+    const ProgramResult wrong = Run({"--prompt=In"});
+    EXPECT_EQ(wrong.exit_code, 1) << json;
+    EXPECT_THAT(wrong.output, HasSubstr("generation_config.json: " + message));
+  }
 }
 
 TEST_F(GenerateTest, AConversationFollowsTheTemplate) {

@@ -17,7 +17,7 @@ BpeTokenizer::BpeTokenizer(BpeTokenizerParts parts)
 BpeTokenizer::~BpeTokenizer() = default;
 
 int64_t BpeTokenizer::vocab_size() const {
-  int64_t max_id = parts_.model->vocabulary().max_id();
+  int64_t max_id = num_model_ids() - 1;
   for (const AddedToken& token : added_tokens()) {
     max_id = std::max<int64_t>(max_id, token.id);
   }

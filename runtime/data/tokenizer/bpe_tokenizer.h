@@ -52,6 +52,10 @@ class BpeTokenizer final : public Tokenizer {
   std::string name() const override { return parts_.name; }
   // One more than the largest id.
   int64_t vocab_size() const override;
+  // The same without added tokens.
+  int64_t num_model_ids() const {
+    return parts_.model->vocabulary().max_id() + 1;
+  }
 
   // What is not UTF-8 counts as U+FFFD. Throws tessera::Error where a pattern
   // reaches its limits.
