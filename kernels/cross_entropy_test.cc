@@ -219,7 +219,7 @@ TEST_P(CrossEntropyTest, BitsDoNotDependOnThreadsOrOffset) {
   Tensors first(c, DType::kFloat32, 0, 0);
   EXPECT_OK(first.Forward(c, 1));
   EXPECT_OK(first.Backward(c, first.grad.view(), 1));
-  for (int64_t offset : {1, 5, 17, 33}) {
+  for (int64_t offset = 1; offset <= 33; ++offset) {
     Tensors t(c, DType::kFloat32, offset, offset);
     EXPECT_OK(t.Forward(c, 1 + offset % 4));
     EXPECT_OK(t.Backward(c, t.grad.view(), 1 + offset % 4));
