@@ -2,19 +2,25 @@
 
 #include <spdlog/spdlog.h>
 
+#include <cmath>
 #include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/state_dict_io.h"
+#include "checkpoint/torch/distributed_metadata.h"
 #include "checkpoint/torch/torch_file.h"
 #include "checkpoint/torch/torch_writer.h"
+#include "checkpoint/whole_number.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
 
 namespace tessera {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr char kGenerator[] = "philox";
 
@@ -103,6 +109,18 @@ absl::StatusOr<PickleValue> ReadValueOf(const std::string& path) {
   return file.ReadValue();
 }
 
+// Whether there was such a file. That it is gone lasts.
+absl::StatusOr<bool> RemoveIfThere(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return false;
+  fs::remove(path, error);
+  if (error) {
+    return absl::ErrnoToStatus(error.value(), absl::StrCat("remove ", path));
+  }
+  RETURN_IF_ERROR(SyncFolder(fs::path(path).parent_path().string()));
+  return true;
+}
+
 absl::Status CheckObjects(const RunObjects& objects) {
   if (objects.optimizers.size() > objects.models.size()) {
     return absl::InvalidArgumentError(
@@ -123,22 +141,72 @@ absl::Status WriteShared(const std::string& folder, const RunObjects& objects) {
   return WriteTorchFile(ScalerPath(folder), ScalerDict(*objects.scaler));
 }
 
-absl::Status ReadShared(const std::string& folder, const RunObjects& objects) {
+// What all ranks read for themselves, before anything is changed.
+struct SharedState {
   std::vector<SchedulerState> schedulers;
+  GradScalerState scaler = {};
+};
+
+absl::StatusOr<SharedState> ReadShared(const std::string& folder,
+                                       const RunObjects& objects) {
+  SharedState shared;
   for (size_t i = 0; i < objects.schedulers.size(); ++i) {
-    ASSIGN_OR_RETURN(const PickleValue dict,
-                     ReadValueOf(SchedulerPath(folder, i)));
-    ASSIGN_OR_RETURN(SchedulerState state, SchedulerOf(dict));
-    schedulers.push_back(std::move(state));
+    const std::string path = SchedulerPath(folder, i);
+    ASSIGN_OR_RETURN(const PickleValue dict, ReadValueOf(path));
+    absl::StatusOr<SchedulerState> state = SchedulerOf(dict);
+    if (!state.ok()) return Annotate(state.status(), path);
+    shared.schedulers.push_back(*std::move(state));
   }
-  if (objects.scaler != nullptr) {
-    ASSIGN_OR_RETURN(const PickleValue dict, ReadValueOf(ScalerPath(folder)));
-    ASSIGN_OR_RETURN(const GradScalerState state, ScalerOf(dict));
-    objects.scaler->set_state(state);
+  if (objects.scaler == nullptr) return shared;
+  ASSIGN_OR_RETURN(const PickleValue dict, ReadValueOf(ScalerPath(folder)));
+  absl::StatusOr<GradScalerState> state = ScalerOf(dict);
+  if (!state.ok()) return Annotate(state.status(), ScalerPath(folder));
+  shared.scaler = *std::move(state);
+  return shared;
+}
+
+void Assign(SharedState shared, const RunObjects& objects) {
+  for (size_t i = 0; i < shared.schedulers.size(); ++i) {
+    *objects.schedulers[i] = std::move(shared.schedulers[i]);
   }
-  for (size_t i = 0; i < schedulers.size(); ++i) {
-    *objects.schedulers[i] = std::move(schedulers[i]);
+  if (objects.scaler != nullptr) objects.scaler->set_state(shared.scaler);
+}
+
+// [Note: a state is one run's]
+// Files are replaced one by one, so a save that ends early would leave some of
+// the run before beside some of this one. What is about to be replaced
+// therefore goes first, and what a state can do without (random numbers) is
+// written first: a folder that lacks anything is no state.
+absl::Status RemoveOldState(const std::string& folder,
+                            const RunObjects& objects,
+                            const SaveStateOptions& options, int world_size) {
+  std::vector<std::string> old;
+  for (size_t i = 0; i < objects.schedulers.size(); ++i) {
+    old.push_back(SchedulerPath(folder, i));
   }
+  if (objects.scaler != nullptr) old.push_back(ScalerPath(folder));
+  for (size_t i = 0; i < objects.models.size(); ++i) {
+    const StateDictType type = objects.models[i]->state_dict_settings().type;
+    const StateDictFile file = {static_cast<int>(i), options.use_dcp};
+    for (int r = 0; r < world_size; ++r) {
+      for (const std::string& name :
+           {OptimizerFileName(type, file, r), ModelFileName(type, file, r)}) {
+        old.push_back(absl::StrCat(folder, "/", name));
+      }
+    }
+  }
+  for (int r = 0; r < world_size && objects.random != nullptr; ++r) {
+    old.push_back(RandomPath(folder, r));
+  }
+  bool overwrites = false;
+  for (const std::string& path : old) {
+    ASSIGN_OR_RETURN(const bool file, RemoveIfThere(path));
+    ASSIGN_OR_RETURN(
+        const bool metadata,
+        RemoveIfThere(absl::StrCat(path, "/", kDistributedMetadataName)));
+    overwrites = overwrites || file || metadata;
+  }
+  if (overwrites) spdlog::warn("save state: {} is overwritten", folder);
   return absl::OkStatus();
 }
 
@@ -183,7 +251,9 @@ absl::StatusOr<SchedulerState> SchedulerOf(const PickleValue& dict) {
   ASSIGN_OR_RETURN(state.base_lrs, NumbersIn(dict, "base_lrs"));
   ASSIGN_OR_RETURN(state.last_lrs, NumbersIn(dict, "_last_lr"));
   ASSIGN_OR_RETURN(const double epoch, NumberIn(dict, "last_epoch"));
-  state.last_epoch = static_cast<int64_t>(epoch);
+  // Before its first step a scheduler is at -1.
+  ASSIGN_OR_RETURN(state.last_epoch,
+                   WholeNumber(epoch, "load state: last_epoch", -1));
   return state;
 }
 
@@ -201,9 +271,11 @@ absl::StatusOr<GradScalerState> ScalerOf(const PickleValue& dict) {
   GradScalerState state = {};
   ASSIGN_OR_RETURN(state.scale, NumberIn(dict, "scale"));
   ASSIGN_OR_RETURN(const double steps, NumberIn(dict, "_growth_tracker"));
-  state.good_steps = static_cast<int64_t>(steps);
-  if (state.scale > 0) return state;
-  return Wrong(absl::StrCat("the scale is ", state.scale));
+  ASSIGN_OR_RETURN(state.good_steps,
+                   WholeNumber(steps, "load state: _growth_tracker"));
+  if (state.scale > 0 && std::isfinite(state.scale)) return state;
+  return Wrong(
+      absl::StrCat("the scale is ", state.scale, ", wanted a number above 0"));
 }
 
 absl::Status SaveState(Accelerator& accelerator, const std::string& folder,
@@ -212,7 +284,17 @@ absl::Status SaveState(Accelerator& accelerator, const std::string& folder,
   Communicator& world = *accelerator.world();
   absl::Status status = CheckObjects(objects);
   if (status.ok()) status = MakeFolders(folder);
+  if (status.ok() && world.rank() == 0) {
+    status = Try([&] {
+      return RemoveOldState(folder, objects, options, world.world_size());
+    });
+  }
   RETURN_IF_ERROR(world.AgreeOnStatus(status, "save state"));
+  if (objects.random != nullptr) {
+    status = WriteTorchFile(RandomPath(folder, world.rank()),
+                            RandomDict(*objects.random));
+  }
+  RETURN_IF_ERROR(world.AgreeOnStatus(status, "save random state"));
   for (size_t i = 0; i < objects.models.size(); ++i) {
     const StateDictFile file = {static_cast<int>(i), options.use_dcp};
     RETURN_IF_ERROR(SaveFsdpModel(*objects.models[i], folder, file));
@@ -221,10 +303,6 @@ absl::Status SaveState(Accelerator& accelerator, const std::string& folder,
                                       *objects.optimizers[i], folder, file));
   }
   if (world.rank() == 0) status = WriteShared(folder, objects);
-  if (status.ok() && objects.random != nullptr) {
-    status = WriteTorchFile(RandomPath(folder, world.rank()),
-                            RandomDict(*objects.random));
-  }
   return world.AgreeOnStatus(status, "save state");
 }
 
@@ -233,7 +311,13 @@ absl::Status LoadState(Accelerator& accelerator, const std::string& folder,
                        const SaveStateOptions& options) {
   Communicator& world = *accelerator.world();
   absl::Status status = CheckObjects(objects);
-  if (status.ok()) status = ReadShared(folder, objects);
+  SharedState shared;
+  if (status.ok()) {
+    status = Try([&]() -> absl::Status {
+      ASSIGN_OR_RETURN(shared, ReadShared(folder, objects));
+      return absl::OkStatus();
+    });
+  }
   RETURN_IF_ERROR(world.AgreeOnStatus(status, "load state"));
   for (size_t i = 0; i < objects.models.size(); ++i) {
     const StateDictFile file = {static_cast<int>(i), options.use_dcp};
@@ -242,6 +326,7 @@ absl::Status LoadState(Accelerator& accelerator, const std::string& folder,
     RETURN_IF_ERROR(LoadFsdpOptimizer(*objects.models[i],
                                       *objects.optimizers[i], folder, file));
   }
+  Assign(std::move(shared), objects);
   if (objects.random == nullptr) return absl::OkStatus();
   return ReadRandom(world, folder, *objects.random);
 }

@@ -59,7 +59,9 @@ struct SaveStateOptions {
 //   models and optimizers, see SaveFsdpModel, each of the type that is set
 //   scheduler.bin, scheduler_1.bin, ... and scaler.pt, with torch's content
 //   random_states_{rank}.pkl: step, seed and counters as plain numbers
-// Called by all ranks; the error of one is returned on all.
+// Called by all ranks; the error of one is returned on all. What is replaced is
+// removed first, so that a save that ends early leaves no state, and never a
+// mixture of two: save to a folder of its own to keep the one before.
 absl::Status SaveState(Accelerator& accelerator, const std::string& folder,
                        const RunObjects& objects,
                        const SaveStateOptions& options = {});
@@ -67,7 +69,8 @@ absl::Status SaveState(Accelerator& accelerator, const std::string& folder,
 // Reads what SaveState, or Accelerate, wrote into `objects`. A random state
 // that is not ours (of Python, numpy, torch) is skipped, with one warning, and
 // so is one of a rank that did not exist; `objects.random` then stays as it is.
-// Other files that are missing are errors, the same on all ranks. Called by all
+// Other files that are missing are errors, the same on all ranks; schedulers
+// and scaler change when all models and optimizers are loaded. Called by all
 // ranks.
 absl::Status LoadState(Accelerator& accelerator, const std::string& folder,
                        const RunObjects& objects,

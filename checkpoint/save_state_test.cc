@@ -7,6 +7,7 @@
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
 
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -225,6 +226,61 @@ TEST(SaveStateTest, AMissingFileIsOneErrorOnAllRanks) {
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          "got 2 optimizers and 1 models"));
   });
+}
+
+// Nothing changes anywhere, neither where all could be read nor what was read.
+TEST(SaveStateTest, WhatOneRankCannotReadChangesNothing) {
+  const std::string good = Fresh("good");
+  const auto damaged = [](int rank) {
+    return Fresh("rank" + std::to_string(rank));
+  };
+  RunRanks(2, [&](const World& world) {
+    TwoModels run(world, StateDictType::kShardedStateDict, 1);
+    ASSERT_OK(SaveState(*run.accelerator, good, run.Objects()));
+    for (const char* file :
+         {"scheduler.bin", "scheduler_1.bin", "scaler.pt",
+          "optimizer_1/.metadata", "pytorch_model_fsdp_0/__1_0.distcp"}) {
+      const std::string mine = damaged(world->rank());
+      fs::copy(good, mine, fs::copy_options::recursive);
+      if (world->rank() == 1) fs::remove(mine + "/" + file);
+      TwoModels other(world, StateDictType::kShardedStateDict, 5);
+      const auto schedulers = other.schedulers;
+      const RandomState random = other.random;
+      const absl::Status status =
+          LoadState(*other.accelerator, mine, other.Objects());
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound, "rank 1"));
+      EXPECT_EQ(other.schedulers, schedulers);
+      EXPECT_EQ(other.scaler.scale(), 64 * 5);
+      EXPECT_EQ(other.random, random);
+    }
+  });
+}
+
+TEST(SaveStateTest, NumbersThatAreNone) {
+  const auto scheduler = [](PickleValue epoch) {
+    PickleDict dict = SchedulerDict({{0.5}, {0.25}, 7});
+    for (auto& [key, value] : dict) {
+      if (*key.AsString() == "last_epoch") value = epoch;
+    }
+    return SchedulerOf(PickleValue(dict));
+  };
+  EXPECT_EQ(scheduler(-1)->last_epoch, -1);
+  EXPECT_EQ(scheduler(3.0)->last_epoch, 3);
+  for (const double epoch : {std::nan(""), 1e300, -1e300, 0.5, -2.0}) {
+    EXPECT_FALSE(scheduler(epoch).ok()) << epoch;
+  }
+  const auto scaler = [](double scale, PickleValue tracker) {
+    PickleDict dict;
+    dict.emplace_back("scale", scale);
+    dict.emplace_back("_growth_tracker", std::move(tracker));
+    return ScalerOf(PickleValue(dict));
+  };
+  EXPECT_OK(scaler(2, 3));
+  for (const double scale : {std::nan(""), 0.0, -1.0, HUGE_VAL}) {
+    EXPECT_FALSE(scaler(scale, 3).ok()) << scale;
+  }
+  EXPECT_FALSE(scaler(2, std::nan("")).ok());
+  EXPECT_FALSE(scaler(2, 1e300).ok());
 }
 
 }  // namespace

@@ -80,21 +80,17 @@ absl::Status SaveModelFolder(FullyShardedModule& module,
   RETURN_IF_ERROR(world.AgreeOnStatus(status, "begin to save"));
   std::optional<WriteBehind> behind;
   if (writer != nullptr) behind.emplace(*writer, options);
-  // An error of the writer must not end the gathers: the others are in them.
   const auto write = [&](const std::string& name, const Tensor& whole) {
-    if (behind.has_value() && status.ok()) status = behind->Write(name, whole);
+    if (behind.has_value()) OrThrow(behind->Write(name, whole));
   };
-  const absl::Status gathered =
-      Try([&] { module.ForEachFullParameter(write); });
-  for (const NamedBuffer& b : PersistentBuffers(module.module())) {
-    write(b.name, b.variable.data());
-  }
-  if (behind.has_value()) {
-    const absl::Status last = behind->Wait();
-    if (status.ok()) status = last;
-  }
-  if (status.ok()) status = gathered;
   // No rank may have failed before the old model is replaced.
+  RETURN_IF_ERROR(Try([&] { module.ForEachFullParameter(write); }));
+  status = Try([&] {
+    for (const NamedBuffer& b : PersistentBuffers(module.module())) {
+      write(b.name, b.variable.data());
+    }
+    return behind.has_value() ? behind->Wait() : absl::OkStatus();
+  });
   RETURN_IF_ERROR(world.AgreeOnStatus(status, "save weights"));
   if (writer != nullptr) status = writer->Finish(options.texts);
   return world.AgreeOnStatus(status, "end saving");
