@@ -97,7 +97,17 @@ struct Case {
   MeshShape mesh;
 };
 
-// Accumulation, clipping, a descent, an inference; and the whole parameters.
+// For the next forward to take over.
+void ReplaceAValue(const FullyShardedModule& sharded) {
+  for (const ShardedParameter& p : sharded.Parameters()) {
+    if (p.name != "layer3.weight") continue;
+    Variable v = p.variable;
+    v.set_data(ops::Scale(v.data(), 0.5));
+  }
+}
+
+// Accumulation, clipping, a descent, an inference; a value that is replaced;
+// and the whole parameters.
 void Train(const std::shared_ptr<Communicator>& world, const Case& c,
            const Features& features) {
   SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
@@ -113,6 +123,7 @@ void Train(const std::shared_ptr<Communicator>& world, const Case& c,
       }
       Backward(model, step);
       if (step != 2) sharded->ClipGradNorm(1e-3);
+      if (step == 1) ReplaceAValue(*sharded);
       Descend(*model.root, 1e-3);
       NoGrad no_grad;
       (*model.root)(CaseInput(3, kWidth, 0, step));
@@ -232,6 +243,36 @@ TEST(WaitsTest, AGatherThatNobodyUsedEndsBeforeTheShardIsWritten) {
   }
 }
 
+// Reductions that a failed backward has issued are over before the next writes
+// where they write.
+TEST(WaitsTest, WhatAFailedBackwardReducesEndsBeforeTheNext) {
+  AccessChecker::Enable(true);
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+    SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
+    {
+      const Model model = MakeModel({});
+      const Case c = Cases()[0];
+      auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
+      auto sharded = OrThrow(FullyShard(*model.root, mesh, c.options));
+      Backward(model, 0);
+      Module& layer = *model.root->NamedModules()[2].module;
+      const int64_t hook = layer.AddPostForwardHook(
+          [](Module&, const std::vector<Variable*>& outputs) {
+            *outputs[0] = ThrowsInBackward(*outputs[0]);
+          });
+      EXPECT_THROW(Backward(model, 1), Error);
+      layer.RemoveForwardHook(hook);
+      for (NamedVariable p : model.root->NamedParameters()) {
+        if (p.name == "layer3.weight") p.variable.ZeroGrad();
+      }
+      Backward(model, 2);
+    }
+    SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
+  });
+  EXPECT_THAT(AccessChecker::TakeReports(), IsEmpty());
+  AccessChecker::Enable(false);
+}
+
 void SleepOnCompute(absl::Duration time) {
   ComputeStream(CurrentDevice()).Enqueue("Sleep", [time] {
     absl::SleepFor(time);
@@ -326,9 +367,9 @@ class SleepNode final : public Node {
 class ProcessesTest : public testing::Test {
  protected:
   // `use` reads the weight of a unit late on rank 1, rank 0 then writes its
-  // rows.
+  // rows. Backward reduces gradients if `sync`.
   template <typename Use>
-  static void Run(const Use& use) {
+  static void Run(const Use& use, bool sync = true) {
     RunRankProcesses(
         RankKind::kSharedMemory, 2,
         [&](const std::shared_ptr<Communicator>& world) {
@@ -341,6 +382,7 @@ class ProcessesTest : public testing::Test {
           options.auto_wrap_policy = WrapByClass{{"Layer"}};
           auto mesh = OrThrow(DeviceMesh::Create(world));
           auto sharded = OrThrow(FullyShard(*root, mesh, options));
+          if (!sync) sharded->set_requires_gradient_sync(false);
           const Tensor first = use(*layer, world->rank());
           const std::vector<double> values = first.ToDoubles();
           // Both ranks have written now: the next result is another.
@@ -391,6 +433,33 @@ TEST_F(ProcessesTest, OptimizerWaitsForTheInferenceOfAllRanks) {
     ops::ScaleInPlace(weight.data(), 0.5);
     return result;
   });
+}
+
+// Optimizers may go by gradients of an earlier backward.
+TEST_F(ProcessesTest, OptimizerWaitsForTheForwardOfAllRanks) {
+  Run([](CaseModule& layer, int rank) {
+    if (rank == 1) SleepOnCompute(absl::Milliseconds(30));
+    const Tensor result = layer(Variable(ops::Ones({1, kWidth}))).data();
+    const Variable weight = layer.NamedParameters()[0].variable;
+    ops::ScaleInPlace(weight.data(), 0.5);
+    return result;
+  });
+}
+
+TEST_F(ProcessesTest, OptimizerWaitsForABackwardThatDoesNotReduce) {
+  const auto use = [](CaseModule& layer, int rank) {
+    Variable x(ops::Ones({1, kWidth}));
+    x.set_requires_grad(true);
+    Variable y = layer(x);
+    if (rank == 1) {
+      y = Record(y.data(), {y}, [] { return std::make_shared<SleepNode>(); });
+    }
+    SumOfSquares(layer(y)).Backward();
+    const Variable weight = layer.NamedParameters()[0].variable;
+    ops::ScaleInPlace(weight.data(), 0.5);
+    return x.grad();
+  };
+  Run(use, /*sync=*/false);
 }
 
 // The gathered buffers go with the sharded module, as mappings that the system
