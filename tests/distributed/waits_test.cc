@@ -209,68 +209,65 @@ TEST(WaitsTest, EventsOrderAllAccesses) {
   }
 }
 
-// The last unit is gathered ahead and then not run; no later collective orders
-// the gather before the next write of the shard.
-TEST(WaitsTest, AGatherThatNobodyUsedEndsBeforeTheShardIsWritten) {
-  for (const bool inference : {false, true}) {
-    AccessChecker::Enable(true);
-    RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
-      SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
-      {
-        const Model model = MakeModel({});
-        Case c = Cases()[5];
-        auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
-        auto sharded = OrThrow(FullyShard(*model.root, mesh, c.options));
-        Backward(model, 0);
-        *model.skip = true;
-        if (inference) {
-          NoGrad no_grad;
-          (*model.root)(CaseInput(3, kWidth, 0, 1));
-        } else {
-          const auto scope = sharded->NoSync();
-          Backward(model, 1);
-        }
-        ASSERT_OK(sharded->SetFullParameter("layer4.weight",
-                                            ops::Ones({kWidth, kWidth})));
-        *model.skip = false;
-        Backward(model, 2);
-      }
-      SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
-    });
-    EXPECT_THAT(AccessChecker::TakeReports(), IsEmpty())
-        << "inference " << inference;
-    AccessChecker::Enable(false);
-  }
-}
-
-// Reductions that a failed backward has issued are over before the next writes
-// where they write.
-TEST(WaitsTest, WhatAFailedBackwardReducesEndsBeforeTheNext) {
+// All accesses of `body` are ordered, on two ranks that run ahead of compute.
+void ExpectOrdered(const RankFunction& body) {
   AccessChecker::Enable(true);
   RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
     SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
-    {
-      const Model model = MakeModel({});
-      const Case c = Cases()[0];
-      auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
-      auto sharded = OrThrow(FullyShard(*model.root, mesh, c.options));
-      Backward(model, 0);
-      Module& layer = *model.root->NamedModules()[2].module;
-      const int64_t hook = layer.AddPostForwardHook(
-          [](Module&, const std::vector<Variable*>& outputs) {
-            *outputs[0] = ThrowsInBackward(*outputs[0]);
-          });
-      EXPECT_THROW(Backward(model, 1), Error);
-      layer.RemoveForwardHook(hook);
-      for (NamedVariable p : model.root->NamedParameters()) {
-        if (p.name == "layer3.weight") p.variable.ZeroGrad();
-      }
-      Backward(model, 2);
-    }
+    body(world);
     SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
   });
   EXPECT_THAT(AccessChecker::TakeReports(), IsEmpty());
   AccessChecker::Enable(false);
+}
+
+// The last unit is gathered ahead and then not run; no later collective orders
+// the gather before the next write of the shard.
+TEST(WaitsTest, AGatherThatNobodyUsedEndsBeforeTheShardIsWritten) {
+  for (const bool inference : {false, true}) {
+    SCOPED_TRACE(inference);
+    ExpectOrdered([&](const std::shared_ptr<Communicator>& world) {
+      const Model model = MakeModel({});
+      Case c = Cases()[5];
+      auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
+      auto sharded = OrThrow(FullyShard(*model.root, mesh, c.options));
+      Backward(model, 0);
+      *model.skip = true;
+      if (inference) {
+        NoGrad no_grad;
+        (*model.root)(CaseInput(3, kWidth, 0, 1));
+      } else {
+        const auto scope = sharded->NoSync();
+        Backward(model, 1);
+      }
+      ASSERT_OK(sharded->SetFullParameter("layer4.weight",
+                                          ops::Ones({kWidth, kWidth})));
+      *model.skip = false;
+      Backward(model, 2);
+    });
+  }
+}
+
+// Its reductions are over before the next writes where they write.
+TEST(WaitsTest, WhatAFailedBackwardReducesEndsBeforeTheNext) {
+  ExpectOrdered([&](const std::shared_ptr<Communicator>& world) {
+    const Model model = MakeModel({});
+    const Case c = Cases()[0];
+    auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
+    auto sharded = OrThrow(FullyShard(*model.root, mesh, c.options));
+    Backward(model, 0);
+    Module& layer = *model.root->NamedModules()[2].module;
+    const int64_t hook = layer.AddPostForwardHook(
+        [](Module&, const std::vector<Variable*>& outputs) {
+          *outputs[0] = ThrowsInBackward(*outputs[0]);
+        });
+    EXPECT_THROW(Backward(model, 1), Error);
+    layer.RemoveForwardHook(hook);
+    for (NamedVariable p : model.root->NamedParameters()) {
+      if (p.name == "layer3.weight") p.variable.ZeroGrad();
+    }
+    Backward(model, 2);
+  });
 }
 
 void SleepOnCompute(absl::Duration time) {
@@ -282,35 +279,28 @@ void SleepOnCompute(absl::Duration time) {
 // What FullyShard compares and sends is what was queued before it.
 TEST(WaitsTest, StartValuesAreThoseQueuedBefore) {
   for (const bool sync : {false, true}) {
-    AccessChecker::Enable(true);
-    RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
-      SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
-      {
-        const Model model = MakeModel({});
-        for (const NamedVariable& p : model.root->NamedParameters()) {
-          ops::Fill(p.variable.data(), 1.0 + world->rank());
-        }
-        SleepOnCompute(
-            absl::Milliseconds(sync == (world->rank() == 0) ? 30 : 0));
-        const double value = sync ? 3.0 + world->rank() : 3.0;
-        for (const NamedVariable& p : model.root->NamedParameters()) {
-          ops::Fill(p.variable.data(), value);
-        }
-        Case c = Cases()[5];
-        c.options.sync_module_states = sync;
-        c.options.shards_in_place = false;  // Which would block in set-up.
-        auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
-        auto sharded = FullyShard(*model.root, mesh, c.options);
-        ASSERT_OK(sharded.status());
-        (*sharded)->ForEachFullParameter(
-            [&](const std::string& name, const Tensor& whole) {
-              for (double v : whole.ToDoubles()) ASSERT_EQ(v, 3.0) << name;
-            });
+    SCOPED_TRACE(sync);
+    ExpectOrdered([&](const std::shared_ptr<Communicator>& world) {
+      const Model model = MakeModel({});
+      for (const NamedVariable& p : model.root->NamedParameters()) {
+        ops::Fill(p.variable.data(), 1.0 + world->rank());
       }
-      SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
+      SleepOnCompute(absl::Milliseconds(sync == (world->rank() == 0) ? 30 : 0));
+      const double value = sync ? 3.0 + world->rank() : 3.0;
+      for (const NamedVariable& p : model.root->NamedParameters()) {
+        ops::Fill(p.variable.data(), value);
+      }
+      Case c = Cases()[5];
+      c.options.sync_module_states = sync;
+      c.options.shards_in_place = false;  // Which would block in set-up.
+      auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
+      auto sharded = FullyShard(*model.root, mesh, c.options);
+      ASSERT_OK(sharded.status());
+      (*sharded)->ForEachFullParameter(
+          [&](const std::string& name, const Tensor& whole) {
+            for (double v : whole.ToDoubles()) ASSERT_EQ(v, 3.0) << name;
+          });
     });
-    EXPECT_THAT(AccessChecker::TakeReports(), IsEmpty()) << "sync " << sync;
-    AccessChecker::Enable(false);
   }
 }
 
