@@ -52,8 +52,10 @@ class FullyShardSetup {
     RETURN_IF_ERROR(CheckEqualDescriptions(description, world_));
     RETURN_IF_ERROR(world_.AgreeOnStatus(MakeCommunicators(), "FullyShard"));
     RETURN_IF_ERROR(CheckRealValues());
+    DeferredInit init(module_, context_->options, context_->device);
+    RETURN_IF_ERROR(MakeUnits(init));
     RETURN_IF_ERROR(
-        world_.AgreeOnStatus(Try([&] { MakeUnits(); }), "FullyShard"));
+        world_.AgreeOnStatus(Try([&] { MakeTheRest(init); }), "FullyShard"));
     WarnOfSkew();
     LogWarnings();
     ReturnSetUpMemory();
@@ -193,11 +195,13 @@ class FullyShardSetup {
   }
 
   // Runs `f`, which makes deferred values real: where rank 0's are taken, there
-  // alone, and its error is every rank's.
-  void MakeReal(const std::function<void()>& f) {
-    if (!takes_values_of_rank0()) return f();
-    OrThrow(world_.AgreeOnStatus(world_.rank() == 0 ? Try(f) : absl::OkStatus(),
-                                 "start values"));
+  // alone. An error of any rank, or what it failed with `before`, is every
+  // rank's.
+  absl::Status MakeReal(const absl::Status& before,
+                        const std::function<void()>& f) {
+    const bool mine = !takes_values_of_rank0() || world_.rank() == 0;
+    return world_.AgreeOnStatus(!before.ok() || !mine ? before : Try(f),
+                                "FullyShard");
   }
 
   // `mine`, or rank 0's value in its place.
@@ -209,11 +213,13 @@ class FullyShardSetup {
                                 *context_->shard_stream));
   }
 
-  void MakeUnits() {
-    DeferredInit init(module_, context_->options, context_->device);
+  // A rank that fails on its own fails with all ranks before the next
+  // collective of a few of them, who would wait for it.
+  absl::Status MakeUnits(DeferredInit& init) {
+    absl::Status last;
     for (size_t u = 0; u < plans_.size(); ++u) {
       UnitPlan& plan = plans_[u];
-      MakeReal([&] { init.Materialise(plan); });
+      RETURN_IF_ERROR(MakeReal(last, [&] { init.Materialise(plan); }));
       std::vector<GroupParameter> parameters;
       for (size_t i = 0; i < plan.parameters.size(); ++i) {
         parameters.push_back(
@@ -223,12 +229,15 @@ class FullyShardSetup {
       units_.push_back(std::make_unique<Unit>(static_cast<int>(u), plan.name,
                                               std::move(parameters), context_));
       units_.back()->set_stays_gathered(plan.stays_gathered);
-      Shard(*units_.back());
+      last = Shard(*units_.back());
     }
-    MakeReal([&] {
+    return MakeReal(last, [&] {
       MaterialiseIgnored(init);
       init.MaterialiseBuffers();
     });
+  }
+
+  void MakeTheRest(const DeferredInit& init) {
     SyncWholeValues();
     if (world_.world_size() > 1 && !takes_values_of_rank0()) {
       OrThrow(CheckEqualDigests(init.digests(), world_));
@@ -238,9 +247,17 @@ class FullyShardSetup {
   }
 
   // From whole values to shards; the whole values go.
-  void Shard(Unit& unit) {
+  absl::Status Shard(Unit& unit) {
+    absl::Status allocated;
     for (auto& group : unit.groups()) {
-      AllocateShard(*group);
+      allocated.Update(Try([&] { AllocateShard(*group); }));
+    }
+    if (!allocated.ok()) return allocated;
+    return Try([&] { FillShards(unit); });
+  }
+
+  void FillShards(Unit& unit) {
+    for (auto& group : unit.groups()) {
       for (size_t i = 0; i < group->parameters().size(); ++i) {
         const GroupParameter& p = group->parameters()[i];
         group->SetFromWhole(i, StartValue(p.name, p.variable.data(),

@@ -67,7 +67,8 @@ class FullyShardedModule {
   }
 
   // Whether backward reduces gradients. Without, they accumulate unsharded, in
-  // float32, until a backward that does. Throws during a step.
+  // float32, until a backward that does. Throws inside a forward or backward,
+  // as all calls below that are for between steps.
   void set_requires_gradient_sync(bool sync);
 
   // Gradients accumulate without being reduced, for a scope.
@@ -87,7 +88,7 @@ class FullyShardedModule {
   void ZeroGrad();
 
   // Parameters that a forward without a backward left whole show this rank's
-  // part again. Called by all ranks; throws during a step.
+  // part again. Called by all ranks, between steps.
   void Reshard();
 
   // The p-norm (2, 1 or infinity) of all gradients together, as one process
@@ -104,9 +105,9 @@ class FullyShardedModule {
 
   // Calls `f` with each parameter's whole value, in the master type, on every
   // rank, one after the other: extra memory is one parameter. Collective; `f`
-  // may keep the tensor. Throws during a step. What one rank throws, for lack
-  // of memory or in `f`, is thrown on all ranks, with the rank named, and ends
-  // the calls.
+  // may keep the tensor. Between steps. What one rank throws, for lack of
+  // memory or in `f`, is thrown on all ranks, with the rank named, and ends the
+  // calls.
   void ForEachFullParameter(const std::function<void(const std::string& name,
                                                      const Tensor& whole)>& f);
   // The same for tensors that lie as the parameters do (moments of an
@@ -118,8 +119,8 @@ class FullyShardedModule {
       const std::function<void(const std::string& name, const Tensor& whole)>&
           f);
   // Takes this rank's part of a whole value, of the parameter's shape. Called
-  // by all ranks. An error, that changes nothing, for another name or shape,
-  // and during a step.
+  // by all ranks, between steps; a backward whose forward used the old value
+  // then throws. An error, that changes nothing, for another name or shape.
   absl::Status SetFullParameter(const std::string& name, const Tensor& whole);
 
   // An error on all ranks, naming the first that differs, unless parameters

@@ -21,9 +21,7 @@ FullyShardedModule::~FullyShardedModule() {
 void FullyShardedModule::CheckIdle(const char* operation) const {
   if (!runner_->running()) return;
   throw Error(absl::FailedPreconditionError(absl::StrCat(
-      operation,
-      ": only between steps, not between a forward and the end of its "
-      "backward")));
+      operation, ": only between steps, not inside a forward or a backward")));
 }
 
 void FullyShardedModule::set_gradient_divisor(double divisor) {

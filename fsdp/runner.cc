@@ -35,6 +35,12 @@ class Runner::Sink final : public GradientSink {
     return unit_->gradient().Target(group_, parameter_);
   }
   void Contributed() override { runner_->Contributed(*unit_); }
+  int64_t SourceVersion() const override {
+    return unit_->groups()[group_]
+        ->parameters()[parameter_]
+        .local.storage()
+        ->version();
+  }
 
  private:
   Runner* const runner_;
@@ -125,6 +131,7 @@ void Runner::BeginIteration() {
     order_.set_forward(std::move(order));
   }
   order_.BeginIteration();
+  ++num_iterations_;
   schedule_.Begin();
   BeginStep();
   step_has_run_ = true;
@@ -216,14 +223,16 @@ void Runner::PostForward(Unit& unit, const std::vector<Variable*>& outputs) {
     if (runs_[unit.index()].agreed == nullptr) order_.Ran(unit.index());
   }
   if (runs_[unit.index()].active_forwards == 0) ReshardAfterForward(unit);
-  if (depth_ == 0 && !Training()) FinishInference();
+  if (depth_ == 0) FinishForward();
 }
 
-// No backward will follow, and an optimizer may write the shards next.
-void Runner::FinishInference() {
+// Without gradients no backward will follow; with them it need not. Either way
+// an optimizer may write the shards next.
+void Runner::FinishForward() {
   for (const auto& unit : units_) {
     // Gathered ahead, and then not run.
-    if (unit->state() == UnitState::kGathering) Reshard(*unit);
+    const bool unused = unit->state() == UnitState::kGathering;
+    if (unused && !Training()) Reshard(*unit);
   }
   if (context_->shards_in_place) WaitForAllRanks();
 }
@@ -234,13 +243,15 @@ void Runner::ReshardAfterForward(Unit& unit) {
   if (training && !Reshards(unit)) return;
   if (training && context_->post_forward != nullptr) {
     Log(StepKind::kReshard, unit);
-    limiter_.Release(unit.ReshardPostForward());
+    runs_[unit.index()].kept_in = num_iterations_;
+    LimitBy(unit, unit.ReshardPostForward());
     return;
   }
   Reshard(unit);
 }
 
 void Runner::EnsureUnsharded(Unit& unit) {
+  unit.TakeReplacedValues();
   if (unit.state() == UnitState::kUnsharded) return;
   if (unit.state() == UnitState::kSharded) Gather(unit, /*prefetch=*/false);
   if (!unit.always_whole()) Log(StepKind::kWait, unit);
@@ -252,12 +263,18 @@ void Runner::Gather(Unit& unit, bool prefetch) {
     limiter_.WaitBeforeGather(CountGatheredAhead(), *context_->shard_stream);
   }
   if (!unit.always_whole()) Log(StepKind::kGather, unit, prefetch);
+  // Shards may have been written since an earlier forward.
+  const bool stale = runs_[unit.index()].kept_in != num_iterations_;
+  if (stale && !Engine::InBackward()) unit.DropKept();
   unit.Gather();
 }
 
 void Runner::Reshard(Unit& unit) {
   if (!unit.always_whole()) Log(StepKind::kReshard, unit);
-  const Event free = unit.Reshard();
+  LimitBy(unit, unit.Reshard());
+}
+
+void Runner::LimitBy(const Unit& unit, const Event& free) {
   if (context_->options.limit_all_gathers && Reshards(unit)) {
     limiter_.Release(free);
   }
@@ -296,12 +313,16 @@ void Runner::PrefetchInBackward(const Unit& unit) {
   if (next.has_value()) Prefetch(*units_[*next]);
 }
 
+// The callback goes with the backward that holds it, also when that one throws.
 void Runner::EnterBackward() {
-  if (backward_) return;
+  if (backward_ && !backward_lives_.expired()) return;
+  if (backward_) Abandon();
   backward_ = true;
   replicated_.BeginBackward();
   for (auto& order : agreed_) order->BeginBackward();
-  Engine::QueueCallback([this] { FinishBackward(); });
+  const auto lives = std::make_shared<bool>(true);
+  backward_lives_ = lives;
+  Engine::QueueCallback([this, lives] { FinishBackward(); });
 }
 
 void Runner::PreBackward(Unit& unit) {
@@ -368,7 +389,7 @@ void Runner::FinishBackward() {
   } else {
     replicated_.Keep();
   }
-  if (sync_ && context_->shards_in_place) WaitForAllRanks();
+  if (context_->shards_in_place) WaitForAllRanks();
   order_.EndBackward();
   backward_ = false;
 }
@@ -385,6 +406,8 @@ void Runner::WaitForAllRanks() {
 void Runner::ReshardKept() {
   bool kept = false;
   for (const auto& unit : units_) {
+    unit->DropKept();
+    unit->TakeReplacedValues();
     if (unit->state() == UnitState::kSharded || unit->always_whole()) continue;
     Reshard(*unit);
     kept = true;
@@ -395,6 +418,7 @@ void Runner::ReshardKept() {
 void Runner::Abandon() {
   for (const auto& unit : units_) {
     if (unit->state() != UnitState::kSharded) unit->Reshard();
+    unit->DropKept();
     unit->gradient().Drop();
   }
   ForgetStep();

@@ -42,15 +42,15 @@ class Runner {
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   const Schedule& schedule() const { return schedule_; }
   std::vector<std::string> unit_names() const;
-  // Between a forward and the end of its backward.
+  // Inside a forward or a backward.
   bool running() const { return depth_ > 0 || backward_; }
 
   // Whether backward reduces gradients; if not they accumulate unsharded.
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
   // Between steps, before anyone reads or writes shards: units that kept their
-  // parameters for the next forward of an accumulation give them up. Waits for
-  // all ranks where shards are in place.
+  // parameters, or a part of them, for the next forward of an accumulation or
+  // for a backward give them up. Waits for all ranks where shards are in place.
   void ReshardKept();
   // Makes units sharded, whatever they are doing: after a failed step.
   void Abandon();
@@ -74,6 +74,7 @@ class Runner {
     int64_t ended_at = 0;                    // Its last forward, in forwards.
     int64_t scope = 0;        // The RecomputeScope of that forward.
     bool recomputed = false;  // In this backward, of which it waits for more.
+    int64_t kept_in = 0;      // The iteration that kept a part, see Unit.
   };
 
   bool is_root(const Unit& unit) const {
@@ -102,7 +103,7 @@ class Runner {
   void CastInputs(const Unit& unit, const std::vector<Variable*>& inputs);
   void MarkBoundaries(Unit& unit, const std::vector<Variable*>& inputs);
   void ReshardAfterForward(Unit& unit);
-  void FinishInference();
+  void FinishForward();
 
   void PreBackward(Unit& unit);
   void Expect(Unit& unit, int64_t num_contributions);
@@ -115,6 +116,7 @@ class Runner {
   void EnsureUnsharded(Unit& unit);
   void Gather(Unit& unit, bool prefetch);
   void Reshard(Unit& unit);
+  void LimitBy(const Unit& unit, const Event& free);
   void Prefetch(Unit& unit);
   void PrefetchInForward(const Unit& unit);
   void PrefetchInBackward(const Unit& unit);
@@ -126,7 +128,8 @@ class Runner {
   ReplicatedGradients replicated_;
   std::vector<std::pair<Module*, int64_t>> hooks_;
   std::vector<std::unique_ptr<AgreedOrder>> agreed_;
-  int64_t clock_ = 0;  // Counts forwards of units.
+  int64_t clock_ = 0;           // Counts forwards of units.
+  int64_t num_iterations_ = 0;  // Forwards of the whole.
   Schedule schedule_;
   PrefetchOrder order_;
   RateLimiter limiter_;
@@ -134,6 +137,7 @@ class Runner {
   bool step_has_run_ = true;  // A forward of this step has begun.
   int depth_ = 0;             // Of forwards inside forwards.
   bool backward_ = false;
+  std::weak_ptr<bool> backward_lives_;  // Expired when it has thrown.
   bool sync_ = true;
 };
 

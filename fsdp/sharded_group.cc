@@ -144,12 +144,24 @@ void ShardedGroup::AllocateShard(std::shared_ptr<Storage> common) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     GroupParameter& p = parameters_[i];
     const int64_t offset = layout_.unsharded_offsets[i];
-    p.unsharded = Unpermuted(
-        Tensor::View(gathered_, offset, StoredShape(p), compute_dtype()), p);
+    const Tensor stored =
+        Tensor::View(gathered_, offset, StoredShape(p), compute_dtype());
+    p.unsharded =
+        Unpermuted(always_whole() ? WithOwnVersion(stored) : stored, p);
     p.grad = Unpermuted(
         Tensor::View(gradient_, offset, StoredShape(p), grad_dtype()), p);
-    p.local = always_whole() ? p.unsharded : LocalView(shard_, i);
+    p.local =
+        always_whole() ? p.unsharded : WithOwnVersion(LocalView(shard_, i));
   }
+}
+
+// The same memory through a storage of its own: a write of one parameter is no
+// change of the others. `part` is contiguous.
+Tensor ShardedGroup::WithOwnVersion(const Tensor& part) const {
+  if (part.is_meta()) return part;
+  return Tensor::View(Storage::Borrowed(part.device(), part.data(),
+                                        part.num_bytes(), part.storage()),
+                      0, part.shape(), part.dtype());
 }
 
 // Where in the whole an element of this rank's shard belongs.
@@ -198,10 +210,42 @@ Tensor ShardedGroup::LocalView(const Tensor& shard, size_t index) const {
 
 void ShardedGroup::SetFromWhole(size_t index, const Tensor& whole) {
   const GroupParameter& p = parameters_[index];
+  p.local.storage()->BumpVersion();
   if (!p.piece.has_value()) return;
   const Tensor flat = ops::Contiguous(whole.Permute(p.order)).Flatten();
   ops::Copy(flat.Narrow(0, p.piece->parameter_begin, p.piece->length),
             MasterVector(p.piece->shard_offset, p.piece->length));
+}
+
+namespace {
+
+bool IsSameView(const Tensor& a, const Tensor& b) {
+  return a.storage() == b.storage() &&
+         a.storage_offset() == b.storage_offset() && a.shape() == b.shape() &&
+         a.strides() == b.strides() && a.dtype() == b.dtype();
+}
+
+}  // namespace
+
+bool ShardedGroup::TakeReplacedValues(bool at_rest, bool show_whole) {
+  bool any = false;
+  for (GroupParameter& p : parameters_) {
+    const Tensor& data = p.variable.data();
+    if (IsSameView(data, show_whole ? p.unsharded : p.local)) continue;
+    if ((!at_rest && !always_whole()) || data.shape() != p.local.shape() ||
+        data.dtype() != p.local.dtype() || data.device() != p.local.device()) {
+      throw Error(absl::FailedPreconditionError(absl::StrCat(
+          "sharded parameter ", p.name, ": its value was replaced by ",
+          data.ToString(), at_rest ? "" : " while it was gathered",
+          ", wanted this rank's part, ", p.local.ToString(),
+          ", between steps; set whole values with SetFullParameter, or change "
+          "the module before it is sharded")));
+    }
+    ops::Copy(data, p.local);
+    p.variable.set_data(p.local);
+    any = true;
+  }
+  return any;
 }
 
 void ShardedGroup::ShowLocal() {

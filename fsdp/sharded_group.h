@@ -21,8 +21,9 @@ struct GroupParameter {
   std::vector<int> order;  // Its dims from slowest to fastest in memory.
   std::optional<ShardPiece> piece;  // What this rank keeps; none: nothing.
   Tensor unsharded;                 // The whole, in the gathered buffer.
-  Tensor local;                     // This rank's part, in the shard.
-  Tensor grad;                // The whole gradient, in the gradient buffer.
+  Tensor local;  // This rank's part, in the shard; a storage of its own counts
+                 // its versions.
+  Tensor grad;   // The whole gradient, in the gradient buffer.
   bool grad_written = false;  // Since the gradient buffer was taken.
 };
 
@@ -76,6 +77,11 @@ class ShardedGroup {
   const std::shared_ptr<Storage>& gradient() const { return gradient_; }
   int64_t gradient_bytes() const;
 
+  // Takes over what was put in the place of parameters' data: copies tensors of
+  // the same shape, type and device, and throws for others, and for all while
+  // the parameters are not at rest. Returns whether there was any.
+  bool TakeReplacedValues(bool at_rest, bool show_whole);
+
   // Parameters show their part (at rest), or the whole.
   void ShowLocal();
   void ShowUnsharded();
@@ -109,6 +115,7 @@ class ShardedGroup {
 
  private:
   Tensor LocalView(const Tensor& shard, size_t index) const;
+  Tensor WithOwnVersion(const Tensor& part) const;
   Tensor MasterVector(int64_t shard_offset, int64_t length) const;
   int64_t PlaceOf(int64_t shard_offset) const;
   Tensor Unpermuted(const Tensor& stored, const GroupParameter& p) const;

@@ -1,8 +1,19 @@
 #include "fsdp/slot_pool.h"
 
+#include <cstring>
+
 #include "kernels/status.h"
+#include "runtime/device/allocator.h"
 
 namespace tessera {
+
+void Slot::Poison(Stream& stream) const {
+  if (common || !AllocatorOf(memory->device()).poison()) return;
+  stream.Enqueue(
+      "Poison",
+      [data = memory->data(), n = num_bytes] { std::memset(data, 0xFF, n); },
+      AccessList{{}, {{memory->data(), num_bytes}}});
+}
 
 CommBuffer SlotPool::Make(int64_t num_bytes) {
   if (options_.communicator != nullptr) {

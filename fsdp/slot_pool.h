@@ -32,6 +32,9 @@ struct Slot {
   void AttachTo(Storage& storage) const {
     storage.Attach(memory->data(), memory);
   }
+  // Where the device's allocator poisons what is freed: overwrites the memory
+  // with NaN, so that whoever still reads it is noticed. Not what others see.
+  void Poison(Stream& stream) const;
 };
 
 // Units of one size (and key) share slots of that size. A slot is made when

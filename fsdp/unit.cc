@@ -116,8 +116,19 @@ Tensor Unit::CastShard(size_t g) {
   return cast;
 }
 
+void Unit::TakeReplacedValues() {
+  bool any = false;
+  for (auto& group : groups_) {
+    any = group->TakeReplacedValues(state_ == UnitState::kSharded,
+                                    state_ == UnitState::kUnsharded) ||
+          any;
+  }
+  if (any) context_->shard_stream->WaitFor(compute().Record());
+}
+
 void Unit::Gather() {
   TESSERA_CHECK(state_ == UnitState::kSharded);
+  TakeReplacedValues();
   state_ = UnitState::kGathering;
   gathered_event_ = Event();
   if (always_whole()) return;
@@ -183,6 +194,9 @@ Event Unit::Reshard() {
   if (state_ == UnitState::kSharded) return Event();
   // A gather that nobody waited for is not ordered before compute.
   if (state_ == UnitState::kGathering) compute().WaitFor(gathered_event_);
+  for (const Buffers& buffers : buffers_) {
+    if (buffers.gathered != nullptr) buffers.gathered->Poison(compute());
+  }
   Event free = compute().Record();
   for (size_t g = 0; g < groups_.size(); ++g) {
     groups_[g]->ShowLocal();
@@ -239,6 +253,15 @@ Event Unit::ReshardPostForward() {
   }
   kept_ = true;
   return Reshard();
+}
+
+void Unit::DropKept() {
+  if (!kept_) return;
+  for (Buffers& buffers : buffers_) {
+    context_->local->GiveBack(buffers.kept, compute().Record());
+    buffers.kept = nullptr;
+  }
+  kept_ = false;
 }
 
 void Unit::GatherFromKept() {

@@ -44,6 +44,9 @@ class Unit {
   bool stays_gathered() const { return stays_gathered_; }
   void set_stays_gathered(bool value) { stays_gathered_ = value; }
 
+  // See ShardedGroup.
+  void TakeReplacedValues();
+
   // kSharded -> kGathering: takes slots and issues the all-gather.
   void Gather();
   // kGathering -> kUnsharded: compute waits, parameters show the whole.
@@ -53,6 +56,8 @@ class Unit {
   // As Reshard, but keeps this rank's share among the post-forward ranks, from
   // which the next Gather is made.
   Event ReshardPostForward();
+  // The next Gather is made from the shards: they may have been written since.
+  void DropKept();
 
   // -> kSharded, after a failed step and while nothing runs: forgets slots,
   // which may be those of half a gather, and gradients that were not reduced.

@@ -238,7 +238,8 @@ void UnitGradient::Finish() {
 }
 
 void UnitGradient::Drop() {
-  if (reducing_) Finish();
+  if (reducing_) compute().WaitFor(reduced_event_);
+  reducing_ = false;
   for (size_t g = 0; g < groups_.size(); ++g) {
     if (groups_[g]->gradient()->released()) continue;
     groups_[g]->gradient()->Release();

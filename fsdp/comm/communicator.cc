@@ -57,8 +57,11 @@ absl::Status Communicator::AgreeOnStatus(const absl::Status& status,
   if (!status.ok()) {
     mine = absl::StrCat(static_cast<int>(status.code()), " ", status.message());
   }
-  ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   AllGatherBytes(mine, what));
+  const absl::StatusOr<std::vector<std::string>> gathered =
+      AllGatherBytes(mine, what);
+  // What went wrong here is then what others failed for.
+  if (!gathered.ok()) return status.ok() ? gathered.status() : status;
+  const std::vector<std::string>& all = *gathered;
   for (int r = 0; r < world_size(); ++r) {
     if (all[r].empty()) continue;
     const size_t space = all[r].find(' ');

@@ -25,7 +25,7 @@ SavedTensor::SavedTensor(const char* operation, const Tensor& value)
     : operation_(operation),
       value_(value),
       storage_(value.defined() ? value.storage() : nullptr),
-      version_(value.defined() ? value.storage()->version() : 0),
+      version_(CurrentVersion()),
       defined_(value.defined()) {}
 
 SavedTensor::SavedTensor(const char* operation, const Variable& value)
@@ -33,7 +33,15 @@ SavedTensor::SavedTensor(const char* operation, const Variable& value)
   if (value.defined() && value.is_leaf() && value.impl()->sink != nullptr) {
     leaf_ = value.impl();
     value_ = Tensor();
+    version_ = CurrentVersion();
   }
+}
+
+// Changes when the value is written, or what it is gathered from.
+int64_t SavedTensor::CurrentVersion() const {
+  if (storage_ == nullptr) return 0;
+  const bool has_source = leaf_ != nullptr && leaf_->sink != nullptr;
+  return storage_->version() + (has_source ? leaf_->sink->SourceVersion() : 0);
 }
 
 Tensor SavedTensor::Unpack() const {
@@ -44,12 +52,12 @@ Tensor SavedTensor::Unpack() const {
         "retain_graph to the first Backward, or run forward again")));
   }
   if (!defined_) return Tensor();
-  if (storage_->version() != version_) {
+  if (const int64_t now = CurrentVersion(); now != version_) {
     throw Error(absl::FailedPreconditionError(
         absl::StrCat("Backward of ", operation_, ": ",
                      NameOf(leaf_ != nullptr ? leaf_->name : storage_->name()),
                      " was changed in place since forward (version ", version_,
-                     ", now ", storage_->version(),
+                     ", now ", now,
                      "); write into a copy instead, or run backward "
                      "before the change")));
   }

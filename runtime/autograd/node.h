@@ -34,6 +34,9 @@ class GradientSink {
   // The caller writes one contribution at once, and then calls Contributed().
   virtual GradientTarget Target() = 0;
   virtual void Contributed() = 0;
+  // Counts the writes of what the leaf's data is made of, where that is not the
+  // data itself.
+  virtual int64_t SourceVersion() const { return 0; }
 };
 
 // A value that backward needs. Unpack() throws when it was changed in place
@@ -50,10 +53,12 @@ class SavedTensor {
   void Free();
 
  private:
+  int64_t CurrentVersion() const;
+
   const char* operation_ = "";
   Tensor value_;
   std::shared_ptr<VariableImpl> leaf_;  // With a sink.
-  std::shared_ptr<Storage> storage_;    // Whose version was `version_`.
+  std::shared_ptr<Storage> storage_;
   int64_t version_ = 0;
   bool defined_ = false;
   bool freed_ = false;

@@ -146,7 +146,24 @@ void Module::ZeroGrad() {
   for (auto& p : NamedParameters()) p.variable.ZeroGrad();
 }
 
+namespace {
+
+// Whoever takes a parameter's gradients shows it memory of its own, which it
+// would go on with.
+void CheckOwnMemory(const std::vector<NamedVariable>& parameters) {
+  for (const NamedVariable& p : parameters) {
+    if (p.variable.impl()->sink == nullptr) continue;
+    throw Error(absl::FailedPreconditionError(absl::StrCat(
+        "Module::To: ", p.name,
+        " is sharded; move or cast the module before it is sharded, or let a "
+        "mixed precision policy say what it computes in")));
+  }
+}
+
+}  // namespace
+
 void Module::To(Device device) {
+  CheckOwnMemory(NamedParameters());
   for (auto& p : NamedParameters()) {
     MemoryCategoryGuard guard(MemoryCategory::kParameter);
     p.variable.set_data(Moved(p.variable.data(), device));
@@ -165,6 +182,7 @@ void Module::To(DType dtype) {
     throw Error(absl::InvalidArgumentError(absl::StrCat(
         "Module::To: wanted a floating dtype, got ", DTypeName(dtype))));
   }
+  CheckOwnMemory(NamedParameters());
   const auto cast = [&](Variable variable, MemoryCategory category) {
     if (!IsFloating(variable.dtype())) return;
     MemoryCategoryGuard guard(category);

@@ -80,6 +80,7 @@ class Module {
   void ZeroGrad();
 
   // Moves or casts parameters and buffers; `dtype` touches floating ones only.
+  // Throws when a parameter is sharded.
   void To(Device device);
   void To(DType dtype);
   // Children first, this module last.

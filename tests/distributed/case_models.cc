@@ -1,6 +1,7 @@
 #include "tests/distributed/case_models.h"
 
 #include "kernels/status.h"
+#include "runtime/autograd/node.h"
 #include "runtime/functions/elementwise.h"
 #include "runtime/functions/matmul.h"
 #include "runtime/functions/views.h"
@@ -43,6 +44,22 @@ std::shared_ptr<CaseModule> MakeMlp(const std::vector<int64_t>& widths) {
     return y;
   };
   return mlp;
+}
+
+namespace {
+
+class ThrowNode final : public Node {
+ public:
+  const char* name() const override { return "Throw"; }
+  std::vector<Tensor> Apply(const std::vector<Tensor>&) override {
+    throw Error(absl::InternalError("failed on purpose"));
+  }
+};
+
+}  // namespace
+
+Variable ThrowsInBackward(const Variable& x) {
+  return Record(x.data(), {x}, [] { return std::make_shared<ThrowNode>(); });
 }
 
 double FillValue(int64_t i) {

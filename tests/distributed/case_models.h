@@ -67,6 +67,9 @@ void FillParameters(Module& module);
 // float32 values of rank and step, [rows, columns], within (-1, 1).
 Variable CaseInput(int64_t rows, int64_t columns, int rank, int step);
 
+// x; a backward that comes to it throws.
+Variable ThrowsInBackward(const Variable& x);
+
 // Scalars made of all elements.
 Variable SumOf(const Variable& y);
 Variable SumOfSquares(const Variable& y);

@@ -194,18 +194,6 @@ TEST(GradientCases, NoSyncAddsUpAndReducesOnce) {
   }
 }
 
-TEST(GradientCases, Grd10TwoBackwardsThroughOneGraph) {
-  Scenario scenario = MlpScenario();
-  scenario.train = [](Module& model, Pass& pass) {
-    const Variable y = Case(model)(CaseInput(2, 4, pass.rank(), pass.step()));
-    const Variable a = SumOfSquares(y);
-    const Variable b = SumOf(y);
-    pass.Backward(a, /*retain_graph=*/true);
-    pass.Backward(b);
-  };
-  ExpectOracle(scenario, {1, 2});
-}
-
 // The loss comes from a value inside; the second layer gets no gradient.
 TEST(GradientCases, Grd11LossOfAnInnerValue) {
   auto kept = std::make_shared<std::map<std::thread::id, Variable>>();

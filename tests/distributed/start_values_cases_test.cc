@@ -99,9 +99,14 @@ TEST(StartValuesCases, Init01DeferredInitHoldsShardsAndAUnit) {
   }
 }
 
-TEST(StartValuesCases, Init06ParameterWithoutARuleIsNamed) {
+// Ranks that are threads, and ranks that have memory in common: there shards
+// are made by a collective.
+constexpr RankKind kSetUpKinds[] = {RankKind::kThread, RankKind::kSharedMemory};
+
+void ExpectRuleIsMissed(RankKind kind) {
   for (const Mode& mode : {FullShard(), PerParameter()}) {
-    RunRanks(2, [&](const World& world) {
+    RunRanksAs(kind, 2, [&](const World& world) {
+      const Device device = CurrentDevice();
       const DeviceGuard meta(kMetaDevice);
       auto model = std::make_shared<CaseModule>("Model");
       model->AddChild("good", MakeLinear(3, 3));
@@ -111,10 +116,39 @@ TEST(StartValuesCases, Init06ParameterWithoutARuleIsNamed) {
         void ResetParameters(const Initializer&) override {}
       };
       model->AddChild("norm", std::make_shared<NoRule>());
-      const DeviceGuard real(CpuDevice(world->rank()));
+      const DeviceGuard real(device);
       const auto sharded = Shard(*model, world, mode);
       EXPECT_THAT(sharded, StatusIs(absl::StatusCode::kFailedPrecondition,
                                     "no start value was set for norm.gain"));
+    });
+  }
+}
+
+TEST(StartValuesCases, Init06ParameterWithoutARuleIsNamed) {
+  for (const RankKind kind : kSetUpKinds) ExpectRuleIsMissed(kind);
+}
+
+// In any unit, on every kind of mesh: all ranks have its reason at once.
+TEST(StartValuesCases, AnErrorOfOneRankInSetUpIsEveryRanks) {
+  for (const RankKind kind : kSetUpKinds) {
+    RunRanksAs(kind, 4, [&](const World& world) {
+      for (Mode mode : AllModes(4)) {
+        for (const int failing : {0, 2}) {
+          SCOPED_TRACE(absl::StrCat(mode.name, ", unit ", failing));
+          int unit = 0;
+          mode.options.param_init_fn = [&](Module& module,
+                                           const Initializer& init) {
+            if (world->rank() == 1 && unit++ == failing) {
+              throw Error(absl::DataLossError("the disk is full"));
+            }
+            module.ResetParameters(init);
+          };
+          const auto model = OnMeta({5, 7, 3, 4});
+          EXPECT_THAT(Shard(*model, world, mode),
+                      StatusIs(absl::StatusCode::kDataLoss,
+                               "rank 1: the disk is full"));
+        }
+      }
     });
   }
 }
@@ -373,6 +407,44 @@ TEST(StartValuesCases, SetFullParameterReplacesTheValue) {
       EXPECT_THAT(sharded->SetFullParameter("nosuch", whole),
                   StatusIs(absl::StatusCode::kNotFound, "nosuch"));
     });
+  }
+}
+
+// J.31: so is a part that is put in the place of this rank's.
+TEST(StartValuesCases, AReplacedPartIsTakenOverOrRefused) {
+  for (const int world_size : {1, 4}) {
+    for (const Mode& mode : AllModes(world_size)) {
+      RunRanks(world_size, [&](const World& world) {
+        SCOPED_TRACE(mode.name);
+        const auto model = MakeMlp({8, 4, 8});
+        FillParameters(*model);
+        const auto sharded = OrThrow(Shard(*model, world, mode));
+        Variable bias = sharded->Parameters()[3].variable;
+        const Variable x(ops::Zeros({1, 8}));
+        const auto fill = [&](double value) {
+          bias.set_data(ops::Full(bias.shape(), value,
+                                  {DType::kFloat32, CurrentDevice()}));
+        };
+        fill(1.5);
+        EXPECT_EQ(Gathered(*sharded).at("1.bias"), std::vector<double>(8, 1.5));
+        const Tensor first = (*model)(x).data();
+        sharded->Reshard();
+        fill(2.5);
+        const Variable second = (*model)(x);
+        EXPECT_NEAR(second.data().ToDoubles()[5] - first.ToDoubles()[5], 1.0,
+                    1e-6);
+        SumOf(second).Backward();
+        EXPECT_EQ(bias.data().ToDoubles(),
+                  std::vector<double>(bias.shape().num_elements(), 2.5));
+        EXPECT_THAT(Try([&] { model->To(DType::kBFloat16); }),
+                    StatusIs(absl::StatusCode::kFailedPrecondition,
+                             "0.weight is sharded"));
+        bias.set_data(ops::Zeros({9}));
+        EXPECT_THAT(Try([&] { (*model)(x); }),
+                    StatusIs(absl::StatusCode::kFailedPrecondition,
+                             "1.bias: its value was replaced"));
+      });
+    }
   }
 }
 

@@ -97,7 +97,17 @@ struct Case {
   MeshShape mesh;
 };
 
-// Accumulation, clipping, a descent, an inference; and the whole parameters.
+// For the next forward to take over.
+void ReplaceAValue(const FullyShardedModule& sharded) {
+  for (const ShardedParameter& p : sharded.Parameters()) {
+    if (p.name != "layer3.weight") continue;
+    Variable v = p.variable;
+    v.set_data(ops::Scale(v.data(), 0.5));
+  }
+}
+
+// Accumulation, clipping, a descent, an inference; a value that is replaced;
+// and the whole parameters.
 void Train(const std::shared_ptr<Communicator>& world, const Case& c,
            const Features& features) {
   SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
@@ -113,6 +123,7 @@ void Train(const std::shared_ptr<Communicator>& world, const Case& c,
       }
       Backward(model, step);
       if (step != 2) sharded->ClipGradNorm(1e-3);
+      if (step == 1) ReplaceAValue(*sharded);
       Descend(*model.root, 1e-3);
       NoGrad no_grad;
       (*model.root)(CaseInput(3, kWidth, 0, step));
@@ -198,38 +209,65 @@ TEST(WaitsTest, EventsOrderAllAccesses) {
   }
 }
 
+// All accesses of `body` are ordered, on two ranks that run ahead of compute.
+void ExpectOrdered(const RankFunction& body) {
+  AccessChecker::Enable(true);
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+    SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
+    body(world);
+    SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
+  });
+  EXPECT_THAT(AccessChecker::TakeReports(), IsEmpty());
+  AccessChecker::Enable(false);
+}
+
 // The last unit is gathered ahead and then not run; no later collective orders
 // the gather before the next write of the shard.
 TEST(WaitsTest, AGatherThatNobodyUsedEndsBeforeTheShardIsWritten) {
   for (const bool inference : {false, true}) {
-    AccessChecker::Enable(true);
-    RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
-      SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
-      {
-        const Model model = MakeModel({});
-        Case c = Cases()[5];
-        auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
-        auto sharded = OrThrow(FullyShard(*model.root, mesh, c.options));
-        Backward(model, 0);
-        *model.skip = true;
-        if (inference) {
-          NoGrad no_grad;
-          (*model.root)(CaseInput(3, kWidth, 0, 1));
-        } else {
-          const auto scope = sharded->NoSync();
-          Backward(model, 1);
-        }
-        ASSERT_OK(sharded->SetFullParameter("layer4.weight",
-                                            ops::Ones({kWidth, kWidth})));
-        *model.skip = false;
-        Backward(model, 2);
+    SCOPED_TRACE(inference);
+    ExpectOrdered([&](const std::shared_ptr<Communicator>& world) {
+      const Model model = MakeModel({});
+      Case c = Cases()[5];
+      auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
+      auto sharded = OrThrow(FullyShard(*model.root, mesh, c.options));
+      Backward(model, 0);
+      *model.skip = true;
+      if (inference) {
+        NoGrad no_grad;
+        (*model.root)(CaseInput(3, kWidth, 0, 1));
+      } else {
+        const auto scope = sharded->NoSync();
+        Backward(model, 1);
       }
-      SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
+      ASSERT_OK(sharded->SetFullParameter("layer4.weight",
+                                          ops::Ones({kWidth, kWidth})));
+      *model.skip = false;
+      Backward(model, 2);
     });
-    EXPECT_THAT(AccessChecker::TakeReports(), IsEmpty())
-        << "inference " << inference;
-    AccessChecker::Enable(false);
   }
+}
+
+// Its reductions are over before the next writes where they write.
+TEST(WaitsTest, WhatAFailedBackwardReducesEndsBeforeTheNext) {
+  ExpectOrdered([&](const std::shared_ptr<Communicator>& world) {
+    const Model model = MakeModel({});
+    const Case c = Cases()[0];
+    auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
+    auto sharded = OrThrow(FullyShard(*model.root, mesh, c.options));
+    Backward(model, 0);
+    Module& layer = *model.root->NamedModules()[2].module;
+    const int64_t hook = layer.AddPostForwardHook(
+        [](Module&, const std::vector<Variable*>& outputs) {
+          *outputs[0] = ThrowsInBackward(*outputs[0]);
+        });
+    EXPECT_THROW(Backward(model, 1), Error);
+    layer.RemoveForwardHook(hook);
+    for (NamedVariable p : model.root->NamedParameters()) {
+      if (p.name == "layer3.weight") p.variable.ZeroGrad();
+    }
+    Backward(model, 2);
+  });
 }
 
 void SleepOnCompute(absl::Duration time) {
@@ -241,35 +279,28 @@ void SleepOnCompute(absl::Duration time) {
 // What FullyShard compares and sends is what was queued before it.
 TEST(WaitsTest, StartValuesAreThoseQueuedBefore) {
   for (const bool sync : {false, true}) {
-    AccessChecker::Enable(true);
-    RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
-      SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
-      {
-        const Model model = MakeModel({});
-        for (const NamedVariable& p : model.root->NamedParameters()) {
-          ops::Fill(p.variable.data(), 1.0 + world->rank());
-        }
-        SleepOnCompute(
-            absl::Milliseconds(sync == (world->rank() == 0) ? 30 : 0));
-        const double value = sync ? 3.0 + world->rank() : 3.0;
-        for (const NamedVariable& p : model.root->NamedParameters()) {
-          ops::Fill(p.variable.data(), value);
-        }
-        Case c = Cases()[5];
-        c.options.sync_module_states = sync;
-        c.options.shards_in_place = false;  // Which would block in set-up.
-        auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
-        auto sharded = FullyShard(*model.root, mesh, c.options);
-        ASSERT_OK(sharded.status());
-        (*sharded)->ForEachFullParameter(
-            [&](const std::string& name, const Tensor& whole) {
-              for (double v : whole.ToDoubles()) ASSERT_EQ(v, 3.0) << name;
-            });
+    SCOPED_TRACE(sync);
+    ExpectOrdered([&](const std::shared_ptr<Communicator>& world) {
+      const Model model = MakeModel({});
+      for (const NamedVariable& p : model.root->NamedParameters()) {
+        ops::Fill(p.variable.data(), 1.0 + world->rank());
       }
-      SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
+      SleepOnCompute(absl::Milliseconds(sync == (world->rank() == 0) ? 30 : 0));
+      const double value = sync ? 3.0 + world->rank() : 3.0;
+      for (const NamedVariable& p : model.root->NamedParameters()) {
+        ops::Fill(p.variable.data(), value);
+      }
+      Case c = Cases()[5];
+      c.options.sync_module_states = sync;
+      c.options.shards_in_place = false;  // Which would block in set-up.
+      auto mesh = OrThrow(DeviceMesh::Create(world, c.mesh));
+      auto sharded = FullyShard(*model.root, mesh, c.options);
+      ASSERT_OK(sharded.status());
+      (*sharded)->ForEachFullParameter(
+          [&](const std::string& name, const Tensor& whole) {
+            for (double v : whole.ToDoubles()) ASSERT_EQ(v, 3.0) << name;
+          });
     });
-    EXPECT_THAT(AccessChecker::TakeReports(), IsEmpty()) << "sync " << sync;
-    AccessChecker::Enable(false);
   }
 }
 
@@ -326,9 +357,9 @@ class SleepNode final : public Node {
 class ProcessesTest : public testing::Test {
  protected:
   // `use` reads the weight of a unit late on rank 1, rank 0 then writes its
-  // rows.
+  // rows. Backward reduces gradients if `sync`.
   template <typename Use>
-  static void Run(const Use& use) {
+  static void Run(const Use& use, bool sync = true) {
     RunRankProcesses(
         RankKind::kSharedMemory, 2,
         [&](const std::shared_ptr<Communicator>& world) {
@@ -341,6 +372,7 @@ class ProcessesTest : public testing::Test {
           options.auto_wrap_policy = WrapByClass{{"Layer"}};
           auto mesh = OrThrow(DeviceMesh::Create(world));
           auto sharded = OrThrow(FullyShard(*root, mesh, options));
+          if (!sync) sharded->set_requires_gradient_sync(false);
           const Tensor first = use(*layer, world->rank());
           const std::vector<double> values = first.ToDoubles();
           // Both ranks have written now: the next result is another.
@@ -391,6 +423,33 @@ TEST_F(ProcessesTest, OptimizerWaitsForTheInferenceOfAllRanks) {
     ops::ScaleInPlace(weight.data(), 0.5);
     return result;
   });
+}
+
+// Optimizers may go by gradients of an earlier backward.
+TEST_F(ProcessesTest, OptimizerWaitsForTheForwardOfAllRanks) {
+  Run([](CaseModule& layer, int rank) {
+    if (rank == 1) SleepOnCompute(absl::Milliseconds(30));
+    const Tensor result = layer(Variable(ops::Ones({1, kWidth}))).data();
+    const Variable weight = layer.NamedParameters()[0].variable;
+    ops::ScaleInPlace(weight.data(), 0.5);
+    return result;
+  });
+}
+
+TEST_F(ProcessesTest, OptimizerWaitsForABackwardThatDoesNotReduce) {
+  const auto use = [](CaseModule& layer, int rank) {
+    Variable x(ops::Ones({1, kWidth}));
+    x.set_requires_grad(true);
+    Variable y = layer(x);
+    if (rank == 1) {
+      y = Record(y.data(), {y}, [] { return std::make_shared<SleepNode>(); });
+    }
+    SumOfSquares(layer(y)).Backward();
+    const Variable weight = layer.NamedParameters()[0].variable;
+    ops::ScaleInPlace(weight.data(), 0.5);
+    return x.grad();
+  };
+  Run(use, /*sync=*/false);
 }
 
 // The gathered buffers go with the sharded module, as mappings that the system
