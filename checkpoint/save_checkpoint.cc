@@ -18,10 +18,6 @@
 namespace tessera {
 namespace {
 
-std::string ShardName(int rank, int world_size) {
-  return absl::StrFormat("rank-%05d-of-%05d.safetensors", rank, world_size);
-}
-
 absl::StatusOr<std::string> ToldByRank0(Communicator& communicator,
                                         const std::string& value) {
   ASSIGN_OR_RETURN(const std::vector<std::string> all,
@@ -152,7 +148,7 @@ class Save {
   absl::Status WriteFiles(std::span<const HostPiece> pieces) {
     const absl::StatusOr<Manifest> mine = WriteRankFile(
         unfinished_,
-        ShardName(communicator_.rank(), communicator_.world_size()), pieces,
+        RankFileName(communicator_.rank(), communicator_.world_size()), pieces,
         options_.progress);
     RETURN_IF_ERROR(Agree(mine.status(), "write checkpoint"));
     ASSIGN_OR_RETURN(const std::vector<std::string> parts,
