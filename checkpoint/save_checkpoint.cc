@@ -20,10 +20,6 @@
 namespace tessera {
 namespace {
 
-std::string ShardName(int rank, int world_size) {
-  return absl::StrFormat("rank-%05d-of-%05d.safetensors", rank, world_size);
-}
-
 // The first line of a rank's part.
 int64_t TakeNumBytes(std::string& part) {
   const size_t end = part.find('\n');
@@ -156,7 +152,7 @@ class Save {
   // `part` gets the size of this rank's file and its manifest.
   absl::Status WriteMine(std::span<const HostPiece> pieces, std::string& part) {
     const std::string name =
-        ShardName(communicator_.rank(), communicator_.world_size());
+        RankFileName(communicator_.rank(), communicator_.world_size());
     ASSIGN_OR_RETURN(
         const Manifest mine,
         WriteRankFile(unfinished_, name, pieces, options_.progress));

@@ -15,11 +15,10 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/convert/copy_weights.h"
 #include "checkpoint/convert/weight_files.h"
+#include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/save_folder.h"
 #include "checkpoint/huggingface/shard_plan.h"
-#include "checkpoint/llmc/gpt2_file.h"
 #include "kernels/status.h"
-#include "nlohmann/json.hpp"
 #include "runtime/data/file_io.h"
 #include "tools/byte_progress.h"
 #include "tools/cache_folder.h"
@@ -29,17 +28,20 @@ ABSL_FLAG(std::string, from, "",
           "file or folder to read: Hugging Face, .safetensors, .bin, a torch "
           "distributed checkpoint, one of ours, a GPT-2 of llm.c");
 ABSL_FLAG(std::string, to, "", "folder to write; a file for llmc");
-ABSL_FLAG(std::string, format, "",
-          "of what is written: safetensors, bin, torch (distributed), native, "
-          "llmc");
+ABSL_FLAG(
+    std::string, format, "",
+    "of what is written: safetensors, bin, torch (distributed), native "
+    "(weights as a checkpoint of ours, for merge_weights and engines that "
+    "load those; no run goes on from it), llmc");
 ABSL_FLAG(std::string, dtype, "",
           "of floating tensors: float32, bfloat16, float16; default: as they "
           "are");
-ABSL_FLAG(std::string, max_shard_size, "5GB",
-          "largest file of safetensors and bin");
+ABSL_FLAG(std::string, max_shard_size, "",
+          "largest file of safetensors and bin; default: 5GB");
 ABSL_FLAG(int, heads, 0,
           "of attention, for llmc; default: config.json beside --from");
-ABSL_FLAG(bool, overwrite, false, "replace weights that are at --to");
+ABSL_FLAG(bool, overwrite, false,
+          "replace weights that are at --to, of safetensors and bin both");
 
 namespace tessera {
 namespace {
@@ -91,34 +93,51 @@ absl::StatusOr<std::map<std::string, std::string>> TextsOf(
   return texts;
 }
 
-int HeadsOf(const std::map<std::string, std::string>& texts) {
-  const auto found = texts.find("config.json");
-  if (found == texts.end()) return 0;
-  const auto json = nlohmann::json::parse(found->second, nullptr, false);
-  if (!json.is_object() || !json.contains("n_head")) return 0;
-  return json["n_head"].is_number_integer() ? json["n_head"].get<int>() : 0;
+// Flags that have no effect are errors.
+absl::Status CheckFlagsFor(WeightFormat format) {
+  const std::string name = WeightFormatName(format);
+  if (absl::GetFlag(FLAGS_heads) != 0 && format != WeightFormat::kLlmc) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--heads: wanted with --format=llmc only, got ", name));
+  }
+  if (absl::GetFlag(FLAGS_heads) < 0) {
+    return absl::InvalidArgumentError("--heads: wanted 1 or more");
+  }
+  if (!absl::GetFlag(FLAGS_max_shard_size).empty() &&
+      format != WeightFormat::kSafetensors && format != WeightFormat::kTorch) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max_shard_size: wanted with --format=safetensors or bin only, got ",
+        name));
+  }
+  return absl::OkStatus();
+}
+
+// Of floating tensors, as a config says it.
+DType DTypeOf(const WeightSource& source, const CopyOptions& options) {
+  if (options.dtype.has_value()) return *options.dtype;
+  for (const auto& [name, weight] : source.weights()) {
+    if (weight.dtype.has_value() && IsFloating(*weight.dtype)) {
+      return *weight.dtype;
+    }
+  }
+  return DType::kFloat32;
 }
 
 absl::StatusOr<CopyOptions> OptionsFor(const OpenedWeights& weights,
-                                       const std::string& from,
-                                       WeightFormat format) {
+                                       const std::string& from) {
   CopyOptions options;
   ASSIGN_OR_RETURN(options.dtype, WantedDType());
-  ASSIGN_OR_RETURN(options.max_shard_bytes,
-                   ParseShardSize(absl::GetFlag(FLAGS_max_shard_size)));
-  ASSIGN_OR_RETURN(options.texts, TextsOf(from));
+  const std::string size = absl::GetFlag(FLAGS_max_shard_size);
+  if (!size.empty()) {
+    ASSIGN_OR_RETURN(options.max_shard_bytes, ParseShardSize(size));
+  }
   options.replace_other_format = absl::GetFlag(FLAGS_overwrite);
   options.num_heads = absl::GetFlag(FLAGS_heads);
-  if (options.num_heads == 0) options.num_heads = weights.num_heads;
-  if (options.num_heads == 0) options.num_heads = HeadsOf(options.texts);
-  if (format == WeightFormat::kLlmc && options.num_heads <= 0) {
-    return absl::InvalidArgumentError(
-        "--heads: wanted the number of heads, which neither --from nor a "
-        "config.json beside it says");
-  }
-  if (weights.format == WeightFormat::kLlmc) {
-    ASSIGN_OR_RETURN(const LlmcModel model, OpenLlmcModel(from));
-    options.texts["config.json"] = LlmcConfigJson(model.config);
+  ASSIGN_OR_RETURN(options.texts, TextsOf(from));
+  if (weights.config.has_value()) {
+    options.texts.try_emplace(
+        "config.json",
+        FolderConfigText(*weights.config, DTypeOf(*weights.source, options)));
   }
   options.progress = [progress = ByteProgress("wrote")](int64_t done,
                                                         int64_t total) mutable {
@@ -142,12 +161,12 @@ absl::Status Convert(int argc, char** argv) {
   RETURN_IF_ERROR(CheckPaths(from, to));
   ASSIGN_OR_RETURN(const WeightFormat format,
                    ParseWeightFormat(absl::GetFlag(FLAGS_format)));
+  RETURN_IF_ERROR(CheckFlagsFor(format));
   ASSIGN_OR_RETURN(const OpenedWeights weights, OpenWeights(from));
   for (const std::string& warning : weights.warnings) {
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }
-  ASSIGN_OR_RETURN(const CopyOptions options,
-                   OptionsFor(weights, from, format));
+  ASSIGN_OR_RETURN(const CopyOptions options, OptionsFor(weights, from));
   RETURN_IF_ERROR(CopyWeights(*weights.source, format, to, options));
   std::printf("wrote %zu tensors of %s (%s) to %s (%s)\n",
               weights.source->weights().size(), from.c_str(),

@@ -10,6 +10,7 @@
 #include "checkpoint/convert/merge.h"
 #include "checkpoint/huggingface/shard_plan.h"
 #include "kernels/status.h"
+#include "tools/byte_progress.h"
 #include "tools/cache_folder.h"
 #include "tools/program.h"
 
@@ -35,11 +36,16 @@ absl::Status MergeWeights(int argc, char** argv) {
                      rest.size() - 1, " arguments; see --help"));
   }
   RETURN_IF_ERROR(EnterCallersFolder());
-  ASSIGN_OR_RETURN(const int64_t max_shard_bytes,
+  MergeOptions options;
+  ASSIGN_OR_RETURN(options.max_shard_bytes,
                    ParseShardSize(absl::GetFlag(FLAGS_max_shard_size)));
+  options.progress = [progress = ByteProgress("merged")](
+                         int64_t done, int64_t total) mutable {
+    progress.Show(done, total);
+  };
   RETURN_IF_ERROR(MergeFsdpWeights(
       rest[1], rest[2], !absl::GetFlag(FLAGS_unsafe_serialization),
-      absl::GetFlag(FLAGS_remove_checkpoint_dir), max_shard_bytes));
+      absl::GetFlag(FLAGS_remove_checkpoint_dir), options));
   std::printf("merged %s into %s\n", rest[1], rest[2]);
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
 #include "tools/program.h"
 
+#include <csignal>
 #include <cstdio>
 
 #include "kernels/status.h"
@@ -7,6 +8,7 @@
 namespace tessera {
 
 int ExitCodeOf(const char* name, const std::function<absl::Status()>& body) {
+  std::signal(SIGXFSZ, SIG_IGN);  // A file at its limit is an error.
   absl::Status status;
   const absl::Status thrown = Try([&] { status = body(); });
   if (!thrown.ok()) status = thrown;

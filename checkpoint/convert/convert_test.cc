@@ -187,6 +187,54 @@ TEST(ConvertTest, SavingACheckpointRemovesNothingElse) {
   EXPECT_FALSE(fs::exists(to + ".tmp"));
 }
 
+// What llm.c would compute differently is refused, by the name of the option.
+TEST(ConvertTest, ConfigsThatLlmcCannotHonour) {
+  const SmallWeights weights(DType::kFloat32);
+  const std::string to = NewPath("refused");
+  const auto write = [&](const std::string& more, int num_heads) {
+    CopyOptions options;
+    options.num_heads = num_heads;
+    options.texts["config.json"] = absl::StrCat(
+        R"({"model_type": "gpt2", "n_embd": 4, "n_head": 2, "n_layer": 2)",
+        more, "}");
+    return CopyWeights(weights, WeightFormat::kLlmc, to, options);
+  };
+  for (const char* option :
+       {R"("activation_function": "relu")", R"("activation_function": "gelu")",
+        R"("scale_attn_by_inverse_layer_idx": true)",
+        R"("scale_attn_weights": false)", R"("layer_norm_epsilon": 1e-6)",
+        R"("n_inner": 8)"}) {
+    const std::string name = std::string(option).substr(1);
+    EXPECT_THAT(write(absl::StrCat(", ", option), 0),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         name.substr(0, name.find('"'))));
+  }
+  EXPECT_THAT(write("", 1), StatusIs(absl::StatusCode::kInvalidArgument,
+                                     "config.json says 2, wanted were 1"));
+  EXPECT_THAT(CopyWeights(weights, WeightFormat::kLlmc, to, {}),
+              StatusIs(absl::StatusCode::kInvalidArgument, "--heads"));
+  EXPECT_FALSE(fs::exists(to));
+  EXPECT_OK(write("", 0));
+  const auto opened = OpenWeights(to);
+  ASSERT_OK(opened);
+  EXPECT_TRUE(opened->config.has_value());
+}
+
+// The model goes through a checkpoint of ours and back.
+TEST(ConvertTest, ACheckpointOfOursKeepsTheConfig) {
+  const SmallWeights weights(DType::kFloat32);
+  const std::string to = NewPath("config");
+  ASSERT_OK(CopyWeights(
+      weights, WeightFormat::kNative, to,
+      {.texts = {{"config.json", R"({"model_type": "gpt2", "n_head": 2,
+                                     "n_embd": 4, "n_layer": 2})"}}}));
+  EXPECT_TRUE(fs::exists(to + "/rank-00000-of-00001.safetensors"));
+  const auto opened = OpenWeights(to);
+  ASSERT_OK(opened);
+  ASSERT_TRUE(opened->config.has_value());
+  EXPECT_EQ(std::get<GPT2Config>(*opened->config).n_head, 2);
+}
+
 TEST(ConvertTest, UnknownFormatsAndPathsAreNamed) {
   EXPECT_THAT(std::string(ParseWeightFormat("gguf").status().message()),
               HasSubstr("safetensors, bin, torch, native, llmc"));

@@ -11,9 +11,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/convert/llmc_config.h"
 #include "checkpoint/huggingface/folder_writer.h"
+#include "checkpoint/huggingface/model_config.h"
+#include "checkpoint/huggingface/write_config.h"
 #include "checkpoint/llmc/gpt2_file.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/rank_file.h"
 #include "checkpoint/safetensors/safetensors_writer.h"
 #include "checkpoint/torch/distributed_writer.h"
 #include "kernels/status.h"
@@ -201,13 +205,20 @@ class NewCheckpoint {
   bool committed_ = false;
 };
 
+constexpr char kConfigName[] = "config.json";
 constexpr char kNativePrefix[] = "model.";
 
 // What one rank would have saved: each tensor in one piece, as a vector, and
 // those without elements only in the manifest.
-Manifest NativeManifest(const std::vector<TensorSpec>& specs) {
+Manifest NativeManifest(const std::vector<TensorSpec>& specs,
+                        const CopyOptions& options) {
   Manifest manifest;
   manifest.model = "converted";
+  const auto found = options.texts.find(kConfigName);
+  if (found != options.texts.end()) {
+    const absl::StatusOr<ModelConfig> config = ParseModelConfig(found->second);
+    if (config.ok()) manifest.model = SerializeModelConfig(*config);
+  }
   manifest.sharding = "1 rank";
   for (const TensorSpec& spec : specs) {
     ManifestTensor& tensor =
@@ -219,9 +230,9 @@ Manifest NativeManifest(const std::vector<TensorSpec>& specs) {
   return manifest;
 }
 
-absl::Status WriteNative(const CastingSource& source,
-                         const std::string& folder) {
-  const std::string name = "rank-00000-of-00001";
+absl::Status WriteNative(const CastingSource& source, const std::string& folder,
+                         const CopyOptions& options) {
+  const std::string name = RankFileName(0, 1);
   ASSIGN_OR_RETURN(const auto checkpoint, NewCheckpoint::Create(folder));
   std::map<std::string, TensorSpec> by_name;
   std::vector<TensorSpec> vectors;
@@ -244,9 +255,30 @@ absl::Status WriteNative(const CastingSource& source,
                                     tensor);
       }));
   RETURN_IF_ERROR(writer.Finish());
-  Manifest manifest = NativeManifest(source.Specs());
+  Manifest manifest = NativeManifest(source.Specs(), options);
   manifest.files = {{name, writer.num_bytes(), writer.checksum().value()}};
   return checkpoint->Commit(manifest);
+}
+
+absl::Status WriteLlmc(const CastingSource& source, const std::string& path,
+                       const CopyOptions& options) {
+  int num_heads = options.num_heads;
+  const auto found = options.texts.find(kConfigName);
+  if (found != options.texts.end()) {
+    ASSIGN_OR_RETURN(const int of_config, HeadsForLlmc(found->second));
+    if (num_heads != 0 && num_heads != of_config) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("llm.c: heads: config.json says ", of_config,
+                       ", wanted were ", num_heads));
+    }
+    num_heads = of_config;
+  }
+  if (num_heads < 1) {
+    return absl::InvalidArgumentError(
+        "llm.c: heads: wanted their number (--heads), which no config.json "
+        "beside the weights says");
+  }
+  return WriteLlmcModel(source, num_heads, path);
 }
 
 absl::Status CompareTensor(const WeightSource& a, const WeightSource& b,
@@ -281,14 +313,16 @@ absl::Status CopyWeights(const WeightSource& source, WeightFormat format,
     case WeightFormat::kDistributed:
       return WriteDistributed(casting, path);
     case WeightFormat::kNative:
-      return WriteNative(casting, path);
+      return WriteNative(casting, path, options);
     case WeightFormat::kLlmc:
-      return WriteLlmcModel(casting, options.num_heads, path);
+      return WriteLlmc(casting, path, options);
   }
   return absl::InternalError("unknown format of weights");
 }
 
-absl::Status CompareWeights(const WeightSource& a, const WeightSource& b) {
+absl::Status CompareWeights(
+    const WeightSource& a, const WeightSource& b,
+    const std::function<void(int64_t num_bytes)>& compared) {
   for (const auto& [name, weight] : a.weights()) {
     const auto found = b.weights().find(name);
     if (found == b.weights().end() || found->second.shape != weight.shape ||
@@ -299,6 +333,9 @@ absl::Status CompareWeights(const WeightSource& a, const WeightSource& b) {
           weight.shape.ToString(), " is not there in what was written"));
     }
     RETURN_IF_ERROR(CompareTensor(a, b, weight));
+    if (compared && weight.dtype.has_value()) {
+      compared(weight.shape.num_elements() * ElementBytes(*weight.dtype));
+    }
   }
   if (a.weights().size() == b.weights().size()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("wanted ", a.weights().size(),

@@ -19,8 +19,10 @@ struct CopyOptions {
   int64_t max_shard_bytes = kDefaultMaxShardBytes;
   // Of safetensors and .bin, the weights of the other one go, too.
   bool replace_other_format = false;
-  int num_heads = 0;  // For llm.c, whose file says it.
-  // Beside safetensors and .bin: config.json and others, by name.
+  int num_heads = 0;  // For llm.c, where `texts` have no config.json.
+  // Beside safetensors and .bin: config.json and others, by name. llm.c takes
+  // its heads from config.json, and one that llm.c computes differently is an
+  // error; our checkpoints keep it as their model.
   std::map<std::string, std::string> texts = {};
   // Called after each tensor with the bytes so far and in all.
   std::function<void(int64_t, int64_t)> progress = {};
@@ -36,6 +38,9 @@ absl::Status CopyWeights(const WeightSource& source, WeightFormat format,
                          const std::string& path, const CopyOptions& options);
 
 // OK when both have the same names, types, shapes and bits.
-absl::Status CompareWeights(const WeightSource& a, const WeightSource& b);
+// `compared`, if given, is called for each tensor with its bytes.
+absl::Status CompareWeights(
+    const WeightSource& a, const WeightSource& b,
+    const std::function<void(int64_t num_bytes)>& compared = {});
 
 }  // namespace tessera

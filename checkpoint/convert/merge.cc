@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <system_error>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/convert/copy_weights.h"
 #include "checkpoint/convert/new_folder.h"
+#include "checkpoint/convert/path_kind.h"
 #include "checkpoint/convert/weight_files.h"
 #include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/manifest.h"
@@ -91,8 +93,10 @@ std::optional<std::string> NestedKey(const DistributedCheckpoint& checkpoint) {
 // A dictionary, written storage by storage.
 class NestedMerge {
  public:
-  explicit NestedMerge(const DistributedCheckpoint& checkpoint)
-      : checkpoint_(checkpoint) {}
+  // Calls `passed` with the bytes of each tensor, written and compared.
+  NestedMerge(const DistributedCheckpoint& checkpoint,
+              std::function<void(int64_t)> passed)
+      : checkpoint_(checkpoint), passed_(std::move(passed)) {}
 
   absl::Status Write(const std::string& path) {
     ASSIGN_OR_RETURN(const PickleValue value, Outline());
@@ -106,6 +110,7 @@ class NestedMerge {
       if (sizes[i] == 0) continue;
       ASSIGN_OR_RETURN(const Tensor tensor, Whole(pickle.storages[i]));
       RETURN_IF_ERROR(archive.Append(i, tensor.data(), sizes[i]));
+      passed_(sizes[i]);
     }
     RETURN_IF_ERROR(archive.Finish().status());
     return file.Commit();
@@ -117,6 +122,7 @@ class NestedMerge {
     RETURN_IF_ERROR(file.Verify());
     for (const auto& [key, tensor] : checkpoint_.metadata().tensors) {
       RETURN_IF_ERROR(CompareTensor(key, tensor, file));
+      passed_(tensor.shape.num_elements() * tensor.type->element_bytes);
     }
     return absl::OkStatus();
   }
@@ -196,33 +202,62 @@ class NestedMerge {
   }
 
   const DistributedCheckpoint& checkpoint_;
+  const std::function<void(int64_t)> passed_;
   std::map<const Storage*, std::string> keys_;
   bool without_root_ = false;
 };
 
+// Tells of `rounds` times `total` bytes.
+std::function<void(int64_t)> Counter(const MergeOptions& options, int64_t total,
+                                     int rounds) {
+  return [&options, all = total * rounds,
+          done = int64_t{0}](int64_t num_bytes) mutable {
+    done += num_bytes;
+    if (options.progress) options.progress(done, all);
+  };
+}
+
 absl::Status MergeNested(const DistributedCheckpoint& checkpoint,
-                         const std::string& output) {
-  const std::string path = absl::StrCat(output, "/pytorch_model.bin");
-  NestedMerge merge(checkpoint);
+                         const std::string& output,
+                         const MergeOptions& options) {
+  int64_t total = 0;
+  for (const auto& [key, tensor] : checkpoint.metadata().tensors) {
+    total += tensor.shape.num_elements() * tensor.type->element_bytes;
+  }
+  const std::string name = WholeFileName(FolderFormat::kTorch);
+  RETURN_IF_ERROR(RemoveAbandonedFiles(
+      output, [&name](const std::string& other) { return other == name; }));
+  const std::string path = absl::StrCat(output, "/", name);
+  NestedMerge merge(checkpoint, Counter(options, total, 2));
   RETURN_IF_ERROR(merge.Write(path));
   // Before anything is removed: is all of it there?
   return merge.Compare(path);
 }
 
 absl::Status MergeFlat(const WeightSource& source, const std::string& output,
-                       WeightFormat format, bool compare,
-                       int64_t max_shard_bytes) {
+                       FolderFormat format, bool compare,
+                       const MergeOptions& options) {
   ASSIGN_OR_RETURN(NewFolder folder, NewFolder::Make(output));
-  RETURN_IF_ERROR(CopyWeights(source, format, output,
-                              {.max_shard_bytes = max_shard_bytes}));
+  CopyOptions copy;
+  copy.max_shard_bytes = options.max_shard_bytes;
+  int64_t total_bytes = 0;
+  copy.progress = [&](int64_t done, int64_t total) {
+    total_bytes = total;
+    if (options.progress) options.progress(done, compare ? 2 * total : total);
+  };
+  RETURN_IF_ERROR(CopyWeights(source,
+                              format == FolderFormat::kTorch
+                                  ? WeightFormat::kTorch
+                                  : WeightFormat::kSafetensors,
+                              output, copy));
   folder.Keep();
   if (!compare) return absl::OkStatus();
   // Weights of the other format may be in the folder, too.
   ASSIGN_OR_RETURN(const FolderWeights written,
-                   OpenFolderWeights(output, format == WeightFormat::kTorch
-                                                 ? FolderFormat::kTorch
-                                                 : FolderFormat::kSafetensors));
-  return CompareWeights(source, *written.source);
+                   OpenFolderWeights(output, format));
+  const auto counter = Counter(options, total_bytes, 2);
+  counter(total_bytes);
+  return CompareWeights(source, *written.source, counter);
 }
 
 absl::Status Remove(const std::string& folder) {
@@ -236,7 +271,8 @@ absl::Status Remove(const std::string& folder) {
 // Whether the checkpoint was written as a nested dictionary.
 absl::StatusOr<bool> MergeIfNested(const std::string& folder,
                                    const std::string& output,
-                                   bool safe_serialization) {
+                                   bool safe_serialization,
+                                   const MergeOptions& options) {
   if (!Exists(absl::StrCat(folder, "/", kDistributedMetadataName))) {
     return false;
   }
@@ -251,7 +287,7 @@ absl::StatusOr<bool> MergeIfNested(const std::string& folder,
         "safe_serialization = false (--unsafe_serialization)"));
   }
   ASSIGN_OR_RETURN(NewFolder folder_made, NewFolder::Make(output));
-  RETURN_IF_ERROR(MergeNested(checkpoint, output));
+  RETURN_IF_ERROR(MergeNested(checkpoint, output, options));
   folder_made.Keep();
   return true;
 }
@@ -262,11 +298,12 @@ absl::Status MergeFsdpWeights(const std::string& checkpoint_dir,
                               const std::string& output_path,
                               bool safe_serialization,
                               bool remove_checkpoint_dir,
-                              int64_t max_shard_bytes) {
+                              const MergeOptions& options) {
   RETURN_IF_ERROR(CheckInput(checkpoint_dir));
-  if (max_shard_bytes < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "merge: wanted files of 1 byte or more, got ", max_shard_bytes));
+  if (options.max_shard_bytes < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("merge: wanted files of 1 byte or more, got ",
+                     options.max_shard_bytes));
   }
   if (remove_checkpoint_dir) {
     ASSIGN_OR_RETURN(const bool inside, IsInside(output_path, checkpoint_dir));
@@ -277,13 +314,13 @@ absl::Status MergeFsdpWeights(const std::string& checkpoint_dir,
     }
   }
   ASSIGN_OR_RETURN(const bool done, MergeIfNested(checkpoint_dir, output_path,
-                                                  safe_serialization));
+                                                  safe_serialization, options));
   if (!done) {
     ASSIGN_OR_RETURN(const OpenedWeights weights, OpenWeights(checkpoint_dir));
     RETURN_IF_ERROR(MergeFlat(
         *weights.source, output_path,
-        safe_serialization ? WeightFormat::kSafetensors : WeightFormat::kTorch,
-        remove_checkpoint_dir, max_shard_bytes));
+        safe_serialization ? FolderFormat::kSafetensors : FolderFormat::kTorch,
+        remove_checkpoint_dir, options));
   }
   return remove_checkpoint_dir ? Remove(checkpoint_dir) : absl::OkStatus();
 }

@@ -121,7 +121,7 @@ TEST(MergeTest, LargeModelsBecomeSeveralFiles) {
   for (const bool safe : {true, false}) {
     const std::string folder = Model("sharded");
     const std::string output = OutputFor(folder);
-    ASSERT_OK(MergeFsdpWeights(folder, output, safe, true, 50));
+    ASSERT_OK(MergeFsdpWeights(folder, output, safe, true, {50}));
     EXPECT_TRUE(fs::exists(output + (safe ? "/model.safetensors.index.json"
                                           : "/pytorch_model.bin.index.json")));
     ExpectModel(output);

@@ -1,14 +1,12 @@
 #include "checkpoint/convert/weight_files.h"
 
-#include <algorithm>
-#include <cstring>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/convert/llmc_config.h"
 #include "checkpoint/convert/native_weights.h"
+#include "checkpoint/convert/path_kind.h"
 #include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/llmc/gpt2_file.h"
 #include "checkpoint/manifest.h"
@@ -16,12 +14,9 @@
 #include "checkpoint/torch/distributed_checkpoint.h"
 #include "checkpoint/torch/torch_weights.h"
 #include "kernels/status.h"
-#include "runtime/data/file_io.h"
 
 namespace tessera {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::pair<WeightFormat, const char*> kNames[] = {
     {WeightFormat::kSafetensors, "safetensors"},
@@ -30,35 +25,74 @@ constexpr std::pair<WeightFormat, const char*> kNames[] = {
     {WeightFormat::kNative, "native"},
     {WeightFormat::kLlmc, "llmc"}};
 
-absl::StatusOr<OpenedWeights> OpenFile(const std::string& path) {
-  ASSIGN_OR_RETURN(const ReadableFile file, ReadableFile::Open(path));
-  if (IsLlmcModel(file)) {
-    ASSIGN_OR_RETURN(LlmcModel model, OpenLlmcModel(path));
-    return OpenedWeights{
-        WeightFormat::kLlmc, std::move(model.source), {}, model.config.n_head};
-  }
-  if (fs::path(path).extension() == ".safetensors") {
-    ASSIGN_OR_RETURN(auto source, OpenSafetensorsWeights(path));
-    return OpenedWeights{WeightFormat::kSafetensors, std::move(source), {}};
-  }
-  ASSIGN_OR_RETURN(auto source, OpenTorchWeights(path));
-  return OpenedWeights{WeightFormat::kTorch, std::move(source), {}};
+absl::StatusOr<OpenedWeights> OpenLlmc(const std::string& path) {
+  ASSIGN_OR_RETURN(LlmcModel model, OpenLlmcModel(path));
+  return OpenedWeights{WeightFormat::kLlmc,
+                       std::move(model.source),
+                       {},
+                       ConfigOfLlmc(model.config)};
+}
+
+absl::StatusOr<OpenedWeights> OpenNative(const std::string& path) {
+  ASSIGN_OR_RETURN(auto source, OpenNativeWeights(path));
+  OpenedWeights opened{WeightFormat::kNative, std::move(source), {}, {}};
+  ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(path));
+  // Not of what somebody's own engine trains.
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(manifest.model);
+  if (config.ok()) opened.config = *std::move(config);
+  return opened;
 }
 
 absl::StatusOr<OpenedWeights> OpenModelFolder(const std::string& path) {
-  absl::StatusOr<FolderWeights> folder = OpenFolderWeights(path);
-  if (!folder.ok()) {
-    const std::string hint = absl::IsNotFound(folder.status())
-                                 ? NestedCheckpointHint(path)
-                                 : std::string();
-    return absl::Status(
-        folder.status().code(),
-        absl::StrCat(std::string(folder.status().message()), hint));
-  }
-  const bool torch = folder->format == FolderFormat::kTorch;
+  ASSIGN_OR_RETURN(FolderWeights folder, OpenFolderWeights(path));
+  const bool torch = folder.format == FolderFormat::kTorch;
   return OpenedWeights{
       torch ? WeightFormat::kTorch : WeightFormat::kSafetensors,
-      std::move(folder->source), std::move(folder->warnings)};
+      std::move(folder.source),
+      std::move(folder.warnings),
+      {}};
+}
+
+absl::Status NoWeights(const std::string& path, const std::string& what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": wanted the weights of a model, got ", what));
+}
+
+absl::StatusOr<OpenedWeights> OpenKind(const std::string& path, PathKind kind) {
+  std::unique_ptr<WeightSource> source;
+  switch (kind) {
+    case PathKind::kSafetensors: {
+      ASSIGN_OR_RETURN(source, OpenSafetensorsWeights(path));
+      return OpenedWeights{
+          WeightFormat::kSafetensors, std::move(source), {}, {}};
+    }
+    case PathKind::kTorch: {
+      ASSIGN_OR_RETURN(source, OpenTorchWeights(path));
+      return OpenedWeights{WeightFormat::kTorch, std::move(source), {}, {}};
+    }
+    case PathKind::kDistributed: {
+      ASSIGN_OR_RETURN(source, OpenDistributedWeights(path));
+      return OpenedWeights{
+          WeightFormat::kDistributed, std::move(source), {}, {}};
+    }
+    case PathKind::kLlmcModel:
+      return OpenLlmc(path);
+    case PathKind::kNative:
+      return OpenNative(path);
+    case PathKind::kModel:
+      return OpenModelFolder(path);
+    case PathKind::kLlmcTokens:
+      return NoWeights(path, "tokens of llm.c");
+    case PathKind::kJson:
+      return NoWeights(path, "a JSON file; name its folder");
+    case PathKind::kAdapter:
+      return NoWeights(path, "an adapter; name its file, if that is meant");
+    case PathKind::kState:
+      return NoWeights(path, absl::StrCat("the state of a run, of which one "
+                                          "part has to be named",
+                                          NestedCheckpointHint(path)));
+  }
+  return absl::InternalError(path);
 }
 
 }  // namespace
@@ -81,40 +115,12 @@ absl::StatusOr<WeightFormat> ParseWeightFormat(const std::string& name) {
                                                  ", got \"", name, "\""));
 }
 
-std::string NestedCheckpointHint(const std::string& path) {
-  std::vector<std::string> found;
-  std::error_code error;
-  for (fs::directory_iterator it(path, error), end; !error && it != end;
-       it.increment(error)) {
-    const std::string inside = it->path().string();
-    if (Exists(absl::StrCat(inside, "/", kDistributedMetadataName)) ||
-        Exists(absl::StrCat(inside, "/", kManifestName))) {
-      found.push_back(inside);
-    }
-  }
-  if (found.empty()) return "";
-  std::sort(found.begin(), found.end());
-  return absl::StrCat("; did you mean ", absl::StrJoin(found, " or "), "?");
-}
-
 absl::StatusOr<OpenedWeights> OpenWeights(const std::string& path) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status)) {
-    return absl::NotFoundError(absl::StrCat(
-        path, ": there is no such file or folder",
-        error ? absl::StrCat(" (", error.message(), ")") : std::string()));
-  }
-  if (!fs::is_directory(status)) return OpenFile(path);
-  if (Exists(absl::StrCat(path, "/", kDistributedMetadataName))) {
-    ASSIGN_OR_RETURN(auto source, OpenDistributedWeights(path));
-    return OpenedWeights{WeightFormat::kDistributed, std::move(source), {}};
-  }
-  if (Exists(absl::StrCat(path, "/", kManifestName))) {
-    ASSIGN_OR_RETURN(auto source, OpenNativeWeights(path));
-    return OpenedWeights{WeightFormat::kNative, std::move(source), {}};
-  }
-  return OpenModelFolder(path);
+  ASSIGN_OR_RETURN(const FoundPath found, KindOfPath(path));
+  ASSIGN_OR_RETURN(OpenedWeights opened, OpenKind(path, found.kind));
+  opened.warnings.insert(opened.warnings.begin(), found.warnings.begin(),
+                         found.warnings.end());
+  return opened;
 }
 
 }  // namespace tessera

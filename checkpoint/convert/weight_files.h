@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/huggingface/model_config.h"
 #include "checkpoint/weight_source.h"
 
 namespace tessera {
@@ -21,16 +23,14 @@ struct OpenedWeights {
   WeightFormat format = WeightFormat::kSafetensors;
   std::unique_ptr<WeightSource> source;
   std::vector<std::string> warnings;
-  int num_heads = 0;  // Of an llm.c file; 0: the format does not say.
+  // Of llm.c and of our checkpoints, which have it in themselves; nothing where
+  // it is in a file beside the weights, or nowhere.
+  std::optional<ModelConfig> config = {};
 };
 
 // A folder of Hugging Face, of torch's distributed checkpoints or of ours, a
-// safetensors file, a file of torch.save, or a GPT-2 of llm.c. A folder that
-// only has such folders in it is an error that names them.
+// safetensors file, a file of torch.save, or a GPT-2 of llm.c: see KindOfPath.
+// A folder that only has such folders in it is an error that names them.
 absl::StatusOr<OpenedWeights> OpenWeights(const std::string& path);
-
-// The folders just inside `path` that OpenWeights would take, for errors:
-// "; did you mean PATH/pytorch_model_fsdp_0?", or nothing.
-std::string NestedCheckpointHint(const std::string& path);
 
 }  // namespace tessera

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -286,17 +284,6 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json_text) {
   if (!json.ok()) return Annotate(json.status(), "config.json");
   ModelConfig config;
   RETURN_IF_ERROR(Try([&] { config = ReadConfig(Fields(*json)); }));
-  return config;
-}
-
-absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder) {
-  const std::string path = folder + "/config.json";
-  std::ifstream file(path);
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot open ", path));
-  std::ostringstream text;
-  text << file.rdbuf();
-  absl::StatusOr<ModelConfig> config = ParseModelConfig(text.str());
-  if (!config.ok()) return Annotate(config.status(), folder);
   return config;
 }
 

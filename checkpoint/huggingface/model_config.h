@@ -20,9 +20,6 @@ using ModelConfig = std::variant<GPT2Config, LlamaConfig>;
 // supported.
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json_text);
 
-// Reads `folder`/config.json.
-absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder);
-
 // A model with parameters on the current device, not initialised.
 absl::StatusOr<std::shared_ptr<CausalLM>> MakeModel(const ModelConfig& config);
 

@@ -160,10 +160,5 @@ TEST(ModelConfigTest, RopeRefusals) {
                 "differs by layer type");
 }
 
-TEST(ModelConfigTest, MissingFileIsNamed) {
-  EXPECT_THAT(ReadModelConfig("/nowhere"),
-              StatusIs(absl::StatusCode::kNotFound, "/nowhere/config.json"));
-}
-
 }  // namespace
 }  // namespace tessera

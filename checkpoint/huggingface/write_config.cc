@@ -3,8 +3,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "runtime/data/file_io.h"
-
 namespace tessera {
 namespace {
 
@@ -123,11 +121,6 @@ Json ToJson(const LlamaConfig& config) {
 std::string SerializeModelConfig(const ModelConfig& config) {
   const Json json = std::visit([](const auto& c) { return ToJson(c); }, config);
   return json.dump(2) + "\n";
-}
-
-absl::Status WriteModelConfig(const std::string& folder,
-                              const ModelConfig& config) {
-  return WriteFile(folder + "/config.json", SerializeModelConfig(config));
 }
 
 }  // namespace tessera

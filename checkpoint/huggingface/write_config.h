@@ -3,16 +3,11 @@
 
 #include <string>
 
-#include "absl/status/status.h"
 #include "checkpoint/huggingface/model_config.h"
 
 namespace tessera {
 
 // JSON that ParseModelConfig turns into the same config.
 std::string SerializeModelConfig(const ModelConfig& config);
-
-// Writes `folder`/config.json, whole or not at all.
-absl::Status WriteModelConfig(const std::string& folder,
-                              const ModelConfig& config);
 
 }  // namespace tessera

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/convert/weight_files.h"
+#include "checkpoint/convert/path_kind.h"
 #include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/inspect/inspect_data.h"
 #include "checkpoint/inspect/inspect_other.h"
@@ -213,45 +213,90 @@ absl::Status OfModelFolder(const std::string& path,
   return absl::OkStatus();
 }
 
-bool HoldsWeights(const std::string& folder) {
-  for (const char* name :
-       {"model.safetensors", "model.safetensors.index.json",
-        "pytorch_model.bin", "pytorch_model.bin.index.json"}) {
-    if (Exists(absl::StrCat(folder, "/", name))) return true;
-  }
-  return false;
+absl::Status OfAdapter(const std::string& path, const InspectOptions& options,
+                       Inspection& into) {
+  const std::string name = Exists(path + "/adapter_model.safetensors")
+                               ? "adapter_model.safetensors"
+                               : "adapter_model.bin";
+  RETURN_IF_ERROR(
+      name.ends_with(".bin")
+          ? OfTorch(absl::StrCat(path, "/", name), options, into)
+          : OfSafetensors(absl::StrCat(path, "/", name), options, into));
+  into.kind = "adapter folder";
+  const std::string config = path + "/adapter_config.json";
+  const absl::Status status = InspectJson(config, into);
+  if (!status.ok()) into.damage.push_back(status.ToString());
+  return absl::OkStatus();
 }
 
-absl::Status OfFolder(const std::string& path, const InspectOptions& options,
-                      Inspection& into) {
-  if (HoldsWeights(path)) return OfModelFolder(path, options, into);
-  if (Exists(absl::StrCat(path, "/", kDistributedMetadataName))) {
-    return OfDistributed(path, options, into);
+// Adds what one part of a state holds, under the part's name.
+void AddPart(const std::string& part, Inspection found, Inspection& into) {
+  into.facts.emplace_back(part, found.kind);
+  for (InspectedFile& file : found.files) {
+    file.name =
+        file.name == found.path ? part : absl::StrCat(part, "/", file.name);
+    into.files.push_back(std::move(file));
   }
-  if (Exists(absl::StrCat(path, "/", kManifestName))) {
-    return OfNative(path, options, into);
+  for (InspectedTensor& tensor : found.tensors) {
+    tensor.name = absl::StrCat(part, ": ", tensor.name);
+    into.tensors.push_back(std::move(tensor));
   }
-  return absl::NotFoundError(
-      absl::StrCat("inspect ", path, ": holds neither weights of a model, nor ",
-                   kDistributedMetadataName, ", nor ", kManifestName,
-                   NestedCheckpointHint(path)));
+  into.warnings.insert(into.warnings.end(), found.warnings.begin(),
+                       found.warnings.end());
+  into.damage.insert(into.damage.end(), found.damage.begin(),
+                     found.damage.end());
 }
 
-absl::Status OfFile(const std::string& path, const InspectOptions& options,
-                    Inspection& into) {
-  ASSIGN_OR_RETURN(const FileKind kind, KindOfFile(path));
+absl::Status OfState(const std::string& path, const InspectOptions& options,
+                     Inspection& into) {
+  into.kind = "state of a run, as Accelerate saves it";
+  std::set<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(path, error), end; !error && it != end;
+       it.increment(error)) {
+    if (IsStatePart(it->path().filename())) names.insert(it->path().filename());
+  }
+  for (const std::string& name : names) {
+    if (name.ends_with(".pkl")) {  // Of Python alone.
+      ListFile(path, name, options, into);
+      continue;
+    }
+    const std::string part = absl::StrCat(path, "/", name);
+    absl::StatusOr<Inspection> found = Inspect(part, options);
+    if (found.ok()) {
+      AddPart(name, *std::move(found), into);
+    } else {
+      into.damage.push_back(found.status().ToString());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OfKind(PathKind kind, const std::string& path,
+                    const InspectOptions& options, Inspection& into) {
   switch (kind) {
-    case FileKind::kSafetensors:
+    case PathKind::kSafetensors:
       return OfSafetensors(path, options, into);
-    case FileKind::kTorch:
+    case PathKind::kTorch:
       return OfTorch(path, options, into);
-    case FileKind::kLlmc:
+    case PathKind::kLlmcModel:
+    case PathKind::kLlmcTokens:
       ListFile("", path, options, into);
       return InspectLlmc(path, options, into);
-    case FileKind::kJson:
+    case PathKind::kJson:
       into.kind = "JSON file";
       ListFile("", path, options, into);
       return InspectJson(path, into);
+    case PathKind::kDistributed:
+      return OfDistributed(path, options, into);
+    case PathKind::kNative:
+      return OfNative(path, options, into);
+    case PathKind::kModel:
+      return OfModelFolder(path, options, into);
+    case PathKind::kAdapter:
+      return OfAdapter(path, options, into);
+    case PathKind::kState:
+      return OfState(path, options, into);
   }
   return absl::InternalError(path);
 }
@@ -260,16 +305,13 @@ absl::Status OfFile(const std::string& path, const InspectOptions& options,
 
 absl::StatusOr<Inspection> Inspect(const std::string& path,
                                    const InspectOptions& options) {
+  const absl::StatusOr<FoundPath> found = KindOfPath(path);
+  if (!found.ok()) return Annotate(found.status(), "inspect");
   Inspection result;
   result.path = path;
-  std::error_code error;
-  if (!fs::exists(path, error)) {
-    return absl::NotFoundError(
-        absl::StrCat("inspect ", path, ": there is no such file or folder"));
-  }
-  RETURN_IF_ERROR(fs::is_directory(path, error)
-                      ? OfFolder(path, options, result)
-                      : OfFile(path, options, result));
+  RETURN_IF_ERROR(OfKind(found->kind, path, options, result));
+  result.warnings.insert(result.warnings.begin(), found->warnings.begin(),
+                         found->warnings.end());
   return result;
 }
 

@@ -50,10 +50,10 @@ struct InspectOptions {
 
 // Of a safetensors file, a folder of weights with or without an index, a file
 // of torch.save, a folder of torch.distributed.checkpoint, a checkpoint of a
-// run, an llm.c file, or a JSON file of a model's folder. An error for what
-// is none of these, or damaged where its structure is described; damage of
-// data, which only `verify` finds, is in the result, file by file and tensor by
-// tensor.
+// run, an adapter, a state as Accelerate saves it, an llm.c file, or a JSON
+// file of a model's folder: see KindOfPath. An error for what is none of these,
+// or damaged where its structure is described; damage of data, which only
+// `verify` finds, is in the result, file by file and tensor by tensor.
 absl::StatusOr<Inspection> Inspect(const std::string& path,
                                    const InspectOptions& options = {});
 

@@ -1,8 +1,6 @@
 #include "checkpoint/inspect/inspect_other.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -11,6 +9,7 @@
 #include "checkpoint/llmc/gpt2_file.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
+#include "runtime/data/json_text.h"
 #include "runtime/data/token_shard.h"
 
 namespace tessera {
@@ -18,21 +17,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-// llm.c's magic numbers are days of this year.
-constexpr int32_t kFirstLlmcMagic = 20240101;
-constexpr int32_t kLastLlmcMagic = 20241231;
 constexpr int64_t kGpt2Vocabulary = 50257;
 constexpr int64_t kLlama3Vocabulary = 128256;
 constexpr size_t kMaxFactBytes = 200;
-
-bool IsLlmcMagic(int32_t magic) {
-  const auto swapped =
-      static_cast<int32_t>(__builtin_bswap32(static_cast<uint32_t>(magic)));
-  const auto known = [](int32_t number) {
-    return number >= kFirstLlmcMagic && number <= kLastLlmcMagic;
-  };
-  return known(magic) || known(swapped);
-}
 
 void AddFact(const std::string& name, const Json& value, Inspection& into) {
   std::string text =
@@ -45,11 +32,13 @@ void AddFact(const std::string& name, const Json& value, Inspection& into) {
 
 std::string TypeOf(const Json& json, const char* key) {
   if (!json.contains(key) || !json[key].is_object()) return "none";
-  return json[key].value("type", "unknown");
+  const auto type = json[key].find("type");
+  return type != json[key].end() && type->is_string() ? type->get<std::string>()
+                                                      : "unknown";
 }
 
 void AddTokenizer(const Json& json, Inspection& into) {
-  const Json& model = json["model"];
+  const Json& model = json.at("model");
   into.facts.emplace_back("tokenizer", TypeOf(json, "model"));
   if (model.is_object() && model.contains("vocab")) {
     into.facts.emplace_back("vocabulary", absl::StrCat(model["vocab"].size()));
@@ -97,37 +86,11 @@ absl::Status InspectTokens(const std::string& path,
 
 }  // namespace
 
-absl::StatusOr<FileKind> KindOfFile(const std::string& path) {
-  if (path.ends_with(".safetensors")) return FileKind::kSafetensors;
-  if (path.ends_with(".json")) return FileKind::kJson;
-  ASSIGN_OR_RETURN(const ReadableFile file, ReadableFile::Open(path));
-  std::array<char, 9> bytes = {};
-  RETURN_IF_ERROR(file.ReadAt(
-      0, bytes.data(),
-      std::min<int64_t>(file.num_bytes(), static_cast<int64_t>(bytes.size()))));
-  int32_t magic = 0;
-  std::memcpy(&magic, bytes.data(), sizeof(magic));
-  if (IsLlmcMagic(magic)) return FileKind::kLlmc;
-  const bool is_torch =
-      bytes[0] == '\x80' || std::memcmp(bytes.data(), "PK\x03\x04", 4) == 0;
-  if (is_torch || path.ends_with(".bin") || path.ends_with(".pt") ||
-      path.ends_with(".pth") || path.ends_with(".distcp")) {
-    return FileKind::kTorch;
-  }
-  if (bytes[8] == '{') return FileKind::kSafetensors;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "inspect ", path,
-      ": is no safetensors, torch.save, llm.c or JSON file by its name or "
-      "first bytes"));
-}
-
 absl::Status InspectJson(const std::string& path, Inspection& into) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": wanted a JSON object"));
-  }
+  const absl::StatusOr<Json> parsed = ParseJsonObject(text);
+  if (!parsed.ok()) return Annotate(parsed.status(), path);
+  const Json& json = *parsed;
   if (json.contains("weight_map") && json["weight_map"].is_object()) {
     AddIndex(json, into);
   } else if (json.contains("model") && json["model"].is_object()) {

@@ -4,16 +4,9 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "checkpoint/inspect/inspect.h"
 
 namespace tessera {
-
-enum class FileKind { kSafetensors, kTorch, kLlmc, kJson };
-
-// By its name's ending, else by its first bytes. kInvalidArgument for what is
-// none of these.
-absl::StatusOr<FileKind> KindOfFile(const std::string& path);
 
 // The facts of a config.json, tokenizer.json or index.
 absl::Status InspectJson(const std::string& path, Inspection& into);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/convert/weight_files.h"
 #include "checkpoint/safetensors/safetensors_writer.h"
 #include "checkpoint/torch/torch_writer.h"
 #include "runtime/data/file_io.h"
@@ -200,6 +201,62 @@ TEST(InspectTest, ModelFolders) {
   ASSERT_OK(found);
   ASSERT_EQ(found->damage.size(), 1u);
   EXPECT_THAT(found->damage[0], HasSubstr("config.json"));
+}
+
+// The JSON is anybody's: types that are not the expected ones are no accident.
+TEST(InspectTest, JsonOfAnotherShapeIsListedOrRefused) {
+  const std::string path = Path("odd.json");
+  for (const char* text :
+       {R"({"model": {"type": 5}})", R"({"model": {"type": null, "vocab": 7}})",
+        R"({"model": {}, "decoder": {"type": []}, "added_tokens": 3})",
+        R"({"weight_map": {"a": 1}})", R"({"n_head": 99999999999999999999})"}) {
+    ASSERT_OK(WriteFile(path, text));
+    EXPECT_OK(Inspect(path)) << text;
+  }
+  ASSERT_OK(WriteFile(path, std::string(200, '[') + std::string(200, ']')));
+  EXPECT_THAT(Inspect(path),
+              StatusIs(absl::StatusCode::kInvalidArgument, path));
+}
+
+TEST(InspectTest, AdaptersAndStatesOfARun) {
+  const std::string adapter = FreshFolder("adapter");
+  ASSERT_OK(MakeFolders(adapter));
+  fs::copy(WriteSafetensors(), adapter + "/adapter_model.safetensors");
+  ASSERT_OK(WriteFile(adapter + "/adapter_config.json", R"({"r": 8})"));
+  auto found = Inspect(adapter, {.verify = true});
+  ASSERT_OK(found);
+  EXPECT_EQ(found->kind, "adapter folder");
+  EXPECT_EQ(FactOf(*found, "r"), "8");
+  EXPECT_EQ(found->tensors.size(), 2u);
+  const std::string state = FreshFolder("state");
+  ASSERT_OK(MakeFolders(state));
+  fs::copy(std::string(kGolden) + "/optimizer_0", state + "/optimizer_0");
+  ASSERT_OK(WriteTorchFile(state + "/scheduler.bin", PickleDict{{"lr", 0.5}}));
+  ASSERT_OK(WriteFile(state + "/random_states_0.pkl", "of Python"));
+  found = Inspect(state, {.verify = true});
+  ASSERT_OK(found);
+  EXPECT_TRUE(found->damage.empty()) << InspectionText(*found);
+  EXPECT_EQ(FactOf(*found, "optimizer_0"), "torch distributed checkpoint");
+  EXPECT_EQ(FactOf(*found, "scheduler.bin"), "torch.save file");
+  EXPECT_EQ(found->files.size(), 5u);
+  EXPECT_FALSE(found->tensors.empty());
+}
+
+// The same for all who ask; that it was not the only answer is said.
+TEST(InspectTest, AFolderOfTwoKindsIsReadAsOneByAll) {
+  const std::string folder = FreshFolder("two_kinds");
+  fs::copy(std::string(kGolden) + "/pytorch_model_fsdp_0", folder);
+  fs::copy(WriteSafetensors(), folder + "/model.safetensors");
+  const auto found = Inspect(folder);
+  ASSERT_OK(found);
+  EXPECT_EQ(found->kind, "torch distributed checkpoint");
+  const auto opened = OpenWeights(folder);
+  ASSERT_OK(opened);
+  EXPECT_EQ(opened->format, WeightFormat::kDistributed);
+  for (const auto& warnings : {found->warnings, opened->warnings}) {
+    ASSERT_EQ(warnings.size(), 1u);
+    EXPECT_THAT(warnings[0], HasSubstr("model.safetensors"));
+  }
 }
 
 TEST(InspectTest, OtherThingsAreErrors) {

@@ -44,7 +44,4 @@ absl::StatusOr<LlmcModel> OpenLlmcModel(const std::string& path);
 absl::Status WriteLlmcModel(const WeightSource& source, int num_heads,
                             const std::string& path);
 
-// config.json for a model of this kind.
-std::string LlmcConfigJson(const LlmcConfig& config);
-
 }  // namespace tessera

@@ -1,7 +1,6 @@
 #include "checkpoint/llmc/gpt2_layout.h"
 
 #include "absl/strings/str_cat.h"
-#include "nlohmann/json.hpp"
 
 namespace tessera {
 namespace {
@@ -59,20 +58,6 @@ std::vector<LlmcTensor> LlmcTensors(const LlmcConfig& config) {
   add("ln_f.weight", {c}, false);
   add("ln_f.bias", {c}, false);
   return tensors;
-}
-
-std::string LlmcConfigJson(const LlmcConfig& config) {
-  const nlohmann::ordered_json json = {{"architectures", {"GPT2LMHeadModel"}},
-                                       {"model_type", "gpt2"},
-                                       {"vocab_size", config.vocab_size},
-                                       {"n_positions", config.n_positions},
-                                       {"n_embd", config.n_embd},
-                                       {"n_layer", config.n_layer},
-                                       {"n_head", config.n_head},
-                                       {"activation_function", "gelu_new"},
-                                       {"layer_norm_epsilon", 1e-5},
-                                       {"tie_word_embeddings", true}};
-  return json.dump(2) + "\n";
 }
 
 }  // namespace tessera

@@ -66,7 +66,7 @@ TEST_P(GoldenMergeTest, TheModelInEachForm) {
   EXPECT_TRUE(fs::exists(bin + "/pytorch_model.bin"));
   ExpectTheModel(bin);
   const std::string sharded = Fresh("golden_merged_shards");
-  ASSERT_OK(MergeFsdpWeights(input, sharded, true, false, 2'000));
+  ASSERT_OK(MergeFsdpWeights(input, sharded, true, false, {2'000}));
   EXPECT_TRUE(fs::exists(sharded + "/model.safetensors.index.json"));
   ExpectTheModel(sharded);
 }

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/load_weights.h"
 #include "checkpoint/safetensors/safetensors_file.h"
 #include "kernels/status.h"
@@ -76,7 +77,8 @@ std::vector<std::string> GoldenModelFolders() {
 absl::StatusOr<GoldenModel> LoadGoldenModel(const std::string& folder) {
   GoldenModel golden;
   golden.folder = folder;
-  ASSIGN_OR_RETURN(golden.config, ReadModelConfig(folder));
+  ASSIGN_OR_RETURN(FolderConfig config, ReadFolderConfig(folder));
+  golden.config = std::move(config.model);
   TensorMap expected;
   RETURN_IF_ERROR(ReadAll(folder + "/expected.safetensors", expected));
   golden.input_ids_BT = expected.at("input_ids");
