@@ -89,7 +89,11 @@ void FullyShardedModule::ForEachFullTensor(
     const std::function<Tensor(const ShardedParameter&)>& local,
     const std::function<void(const std::string&, const Tensor&)>& f) {
   Communicator& world = *context_->mesh->world();
-  const auto agree = [&](const absl::Status& status) {
+  const auto agree = [&](absl::Status status) {
+    // What is queued may still fail.
+    if (status.ok()) {
+      status = Try([&] { ComputeStream(context_->device).Synchronize(); });
+    }
     OrThrow(world.AgreeOnStatus(status, "gather whole tensors"));
   };
   absl::Status status = Try([&] {
