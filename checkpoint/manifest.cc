@@ -105,6 +105,13 @@ ManifestFile FileFromJson(const Json& json) {
   return {name, Integer<int64_t>(json.at("bytes")), checksum};
 }
 
+int64_t Count(const Json& json, const char* name) {
+  const auto value = Integer<int64_t>(json.at(name));
+  if (value >= 0) return value;
+  throw Error(absl::DataLossError(
+      absl::StrCat("has ", name, " ", value, ", wanted 0 or more")));
+}
+
 RunState StateFromJson(const Json& json) {
   const Json& random = json.at("random");
   if (random.at("generator") != kGenerator) {
@@ -112,8 +119,7 @@ RunState StateFromJson(const Json& json) {
                                                  random.at("generator").dump(),
                                                  ", wanted ", kGenerator)));
   }
-  return {Integer<int64_t>(json.at("step")),
-          Integer<int64_t>(json.at("data_position")),
+  return {Count(json, "step"), Count(json, "data_position"),
           Integer<uint64_t>(random.at("seed")),
           json.at("values").get<std::map<std::string, std::string>>()};
 }
@@ -124,10 +130,7 @@ Manifest FromJson(const Json& json) {
   manifest.sharding = json.at("sharding").get<std::string>();
   manifest.state = StateFromJson(json.at("state"));
   if (json.contains(kSaveNumber)) {
-    manifest.save_number = Integer<int64_t>(json.at(kSaveNumber));
-    if (manifest.save_number < 0) {
-      throw Error(absl::DataLossError("has a negative number of its save"));
-    }
+    manifest.save_number = Count(json, kSaveNumber);
   }
   for (const Json& file : json.at("files")) {
     manifest.files.push_back(FileFromJson(file));

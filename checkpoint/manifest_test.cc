@@ -61,6 +61,8 @@ TEST(ManifestTest, AnythingElseIsRefused) {
            {"\"0123456789abcdef\"", "\"zebra\""},
            {"\"0123456789abcdef\"", "\"12zz\""},
            {"\"step\"", "\"stop\""},
+           {"\"step\": ", "\"step\": -"},
+           {"\"data_position\": ", "\"data_position\": -"},
            {"\"pieces\"", "\"piece\""},
            {"\"Philox4x32-10\"", "\"MT19937\""},
            {"\"world_size\": 2", "\"world_size\": 3"},

@@ -260,9 +260,37 @@ absl::Status MergeFlat(const WeightSource& source, const std::string& output,
   return CompareWeights(source, *written.source, counter);
 }
 
+bool BelongsToCheckpoint(const fs::directory_entry& entry) {
+  const std::string name = entry.path().filename();
+  std::error_code error;
+  if (!entry.is_regular_file(error)) return false;
+  return name == kDistributedMetadataName || name == kManifestName ||
+         name.ends_with(".distcp") ||
+         (name.starts_with("rank-") && name.find("-of-") != std::string::npos);
+}
+
+// What a user keeps beside a checkpoint is not to be removed with it.
+absl::Status CheckNothingElse(const std::string& folder) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    if (BelongsToCheckpoint(*it)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "merge: ", folder, " holds ", it->path().filename().string(),
+        ", which is no file of the checkpoint and would be removed with it; "
+        "move it away, or remove the checkpoint yourself"));
+  }
+  if (!error) return absl::OkStatus();
+  return absl::ErrnoToStatus(error.value(),
+                             absl::StrCat("merge: look through ", folder));
+}
+
+// A link goes with the folder that it names.
 absl::Status Remove(const std::string& folder) {
   std::error_code error;
-  fs::remove_all(folder, error);
+  const fs::path target = fs::canonical(folder, error);
+  if (!error) fs::remove_all(target, error);
+  if (!error && fs::is_symlink(folder, error)) fs::remove(folder, error);
   if (!error) return absl::OkStatus();
   return absl::ErrnoToStatus(error.value(),
                              absl::StrCat("merge: remove ", folder));
@@ -312,6 +340,7 @@ absl::Status MergeFsdpWeights(const std::string& checkpoint_dir,
           "merge: the output ", output_path, " is inside of ", checkpoint_dir,
           ", which is to be removed; choose another output"));
     }
+    RETURN_IF_ERROR(CheckNothingElse(checkpoint_dir));
   }
   ASSIGN_OR_RETURN(const bool done, MergeIfNested(checkpoint_dir, output_path,
                                                   safe_serialization, options));

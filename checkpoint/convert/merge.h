@@ -30,7 +30,8 @@ struct MergeOptions {
 // kInvalidArgument, before anything is created. A parent of checkpoints is an
 // error that names them. With `remove_checkpoint_dir` the output is read again
 // and compared with the checkpoint, which then goes; an output inside of it is
-// an error before anything is created. Files appear whole or not at all.
+// an error before anything is created, as is a file in the checkpoint's folder
+// that is none of its own. Files appear whole or not at all.
 absl::Status MergeFsdpWeights(const std::string& checkpoint_dir,
                               const std::string& output_path,
                               bool safe_serialization = true,

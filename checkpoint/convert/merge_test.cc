@@ -199,6 +199,24 @@ TEST(MergeTest, NeverRemovesItsOutput) {
   ExpectModel(parent);
 }
 
+TEST(MergeTest, RemovesTheCheckpointAloneAndTheLinkToIt) {
+  const std::string folder = Model("remove");
+  const std::string parent = fs::path(folder).parent_path();
+  const std::string link = parent + "/link";
+  const std::string output = parent + "/merged";
+  fs::create_symlink(folder, link);
+  ASSERT_OK(WriteFile(folder + "/notes.txt", "mine"));
+  EXPECT_THAT(MergeFsdpWeights(link, output, true, true),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "notes.txt"));
+  EXPECT_TRUE(fs::exists(folder + "/.metadata"));
+  EXPECT_FALSE(fs::exists(output));
+  fs::remove(folder + "/notes.txt");
+  ASSERT_OK(MergeFsdpWeights(link, output, true, true));
+  EXPECT_FALSE(fs::exists(folder));
+  EXPECT_FALSE(fs::is_symlink(fs::symlink_status(link)));
+  EXPECT_TRUE(fs::exists(output + "/model.safetensors"));
+}
+
 TEST(MergeTest, AFailureRemovesNothing) {
   const std::string folder = Model("failure");
   const std::string output = OutputFor(folder);

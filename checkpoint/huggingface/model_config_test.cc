@@ -126,6 +126,10 @@ TEST(ModelConfigTest, Refusals) {
                 "attn_pdrop is 1, not in [0, 1)");
   ExpectRefused(R"({"model_type": "llama", "attention_dropout": -0.5})",
                 "attention_dropout is -0.5, not in [0, 1)");
+  ExpectRefused(R"({"model_type": "llama", "rms_norm_eps": -5})",
+                "rms_norm_eps is -5, wanted 0 or more");
+  ExpectRefused(R"({"model_type": "gpt2", "layer_norm_epsilon": -1e-5})",
+                "layer_norm_epsilon is -1e-05, wanted 0 or more");
   ExpectRefused(R"({"model_type": "gpt2", "activation_function": "x"})",
                 "activation_function \"x\"");
   ExpectRefused(R"({"model_type": "llama", "quantization_config": {}})",

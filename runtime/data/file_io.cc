@@ -49,7 +49,8 @@ FileDescriptor::~FileDescriptor() {
 int FileDescriptor::Release() { return std::exchange(fd_, -1); }
 
 absl::StatusOr<ReadableFile> ReadableFile::Open(const std::string& path) {
-  FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // A pipe would be waited for: it is no regular file, and that is said.
+  FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) return SystemError("open", path);
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return SystemError("stat", path);

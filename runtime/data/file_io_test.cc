@@ -1,6 +1,7 @@
 // A file is there whole or not at all, and every error names it.
 #include "runtime/data/file_io.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -93,6 +94,12 @@ TEST(FileIoTest, ErrorsNameTheFile) {
   EXPECT_EQ(ReadFile(none).status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(ReadFile(none).status().message()), HasSubstr(none));
   EXPECT_THAT(std::string(ReadFile("/").status().message()),
+              HasSubstr("wanted a regular file"));
+  // Nobody writes to it: it is not waited for.
+  const std::string pipe = TestPath("pipe");
+  unlink(pipe.c_str());
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(std::string(ReadFile(pipe).status().message()),
               HasSubstr("wanted a regular file"));
   EXPECT_FALSE(WriteFile("/no/such/folder/x", "").ok());
   EXPECT_FALSE(MakeFolders("/proc/none").ok());

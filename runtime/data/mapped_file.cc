@@ -34,7 +34,9 @@ void MappedFile::Prefetch(int64_t offset, int64_t num_bytes) const {
 
 absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
     const std::string& path) {
-  const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // A pipe would be waited for: it is no regular file, and that is said.
+  const FileDescriptor fd(
+      open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info;
   if (fd.get() < 0 || fstat(fd.get(), &info) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));

@@ -1,6 +1,9 @@
 // A file as memory.
 #include "runtime/data/mapped_file.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstdio>
 
 #include "runtime/data/file_io.h"
@@ -69,6 +72,11 @@ TEST(MappedFileTest, SaysWhichFileCouldNotBeOpened) {
   EXPECT_THAT(MappedFile::Open(TestPath("absent")),
               StatusIs(absl::StatusCode::kNotFound, "absent"));
   EXPECT_THAT(MappedFile::Open(testing::TempDir()),
+              StatusIs(absl::StatusCode::kInvalidArgument, "regular file"));
+  const std::string pipe = TestPath("pipe");
+  unlink(pipe.c_str());
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(MappedFile::Open(pipe),
               StatusIs(absl::StatusCode::kInvalidArgument, "regular file"));
 }
 

@@ -60,6 +60,10 @@ void CheckConfig(const GPT2Config& config) {
           absl::StrCat("activation_function \"", activation,
                        "\" is not supported; gelu_new, gelu_pytorch_tanh and "
                        "gelu are"));
+  Require(std::isfinite(config.layer_norm_epsilon) &&
+              config.layer_norm_epsilon >= 0,
+          absl::StrCat("layer_norm_epsilon is ", config.layer_norm_epsilon,
+                       ", wanted 0 or more"));
   Require(config.attn_pdrop >= 0.0 && config.attn_pdrop < 1.0,
           absl::StrCat("attn_pdrop is ", config.attn_pdrop, ", not in [0, 1)"));
 }

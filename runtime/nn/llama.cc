@@ -78,6 +78,9 @@ void CheckSizes(const LlamaConfig& config) {
 
 void CheckConfig(const LlamaConfig& config) {
   CheckSizes(config);
+  Require(std::isfinite(config.rms_norm_eps) && config.rms_norm_eps >= 0,
+          absl::StrCat("rms_norm_eps is ", config.rms_norm_eps,
+                       ", wanted 0 or more"));
   Require(config.head_dim.has_value() ||
               config.hidden_size % config.num_attention_heads == 0,
           absl::StrCat("hidden_size ", config.hidden_size,
