@@ -145,9 +145,9 @@ TEST(StateDictFaultsTest, LackOfMemoryOnOneRankIsOneErrorOfAll) {
   for (const int version : {1, 2}) {
     for (const StateDictType type : {kFull, kSharded, kLocal}) {
       if (type == kLocal && version == 2) continue;
-      SCOPED_TRACE(absl::StrCat(StateDictTypeName(type), " ", version));
       const std::string folder = Fresh("memory");
       RunRanks(2, [&](const World& world) {
+        SCOPED_TRACE(absl::StrCat(StateDictTypeName(type), " ", version));
         TinyRun run(world, version, 0.125, type);
         run.Step();
         // Before, so that there is something to read.

@@ -26,8 +26,10 @@ std::string Padded(std::string value, int64_t num_bytes) {
 absl::StatusOr<std::vector<std::string>> Communicator::AllGatherBytes(
     const std::string& value, std::string_view what) {
   // The stream ends before the memory that it used.
+  const Device current = CurrentDevice();
+  const Device host = current.type == DeviceType::kCpu ? current : CpuDevice();
   const auto gather = [&](const GatherPart& part) {
-    Stream stream(CpuDevice(), "bytes", StreamMode::kInline);
+    Stream stream(host, "bytes", StreamMode::kInline);
     return AllGather({&part, 1}, stream, what);
   };
   std::vector<int64_t> sizes(world_size());

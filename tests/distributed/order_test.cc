@@ -313,46 +313,7 @@ int GatheredAhead(bool limit_all_gathers) {
   return seen;
 }
 
-// The same in backward, where compute stands still in the gradient of the last.
-int GatheredAheadInBackward(bool limit_all_gathers) {
-  const Device device = CurrentDevice();
-  SetComputeStreamMode(device, StreamMode::kQueued);
-  std::atomic<int> gathered = 0;
-  int seen = 0;
-  {
-    auto root = MakeTree(6, /*growth=*/1);
-    FullyShardOptions options = Options(2, BackwardPrefetch::kPre);
-    options.limit_all_gathers = limit_all_gathers;
-    auto mesh = OrThrow(
-        DeviceMesh::Create(std::make_shared<CountingCommunicator>(&gathered)));
-    auto sharded = OrThrow(FullyShard(*root, mesh, options));
-    Step(*root, *sharded);  // Makes the slots.
-    const Variable loss = SumOfSquares((*root)(CaseInput(3, kWidth, 0, 0)));
-    ComputeStream(device).Synchronize();
-    gathered = 0;
-    std::promise<void> gate;
-    ComputeStream(device).Enqueue("stand still",
-                                  [&gate] { gate.get_future().wait(); });
-    loss.Backward();  // The host runs ahead through all of it.
-    int before = -1;
-    while (before != gathered) {
-      before = gathered;
-      absl::SleepFor(absl::Milliseconds(50));
-    }
-    seen = gathered;
-    gate.set_value();
-    ComputeStream(device).Synchronize();
-  }
-  SetComputeStreamMode(device, StreamMode::kInline);
-  return seen;
-}
-
 // J.42.
-TEST(OrderTest, LimiterHoldsInBackwardToo) {
-  EXPECT_EQ(GatheredAheadInBackward(/*limit_all_gathers=*/true), 2);
-  EXPECT_EQ(GatheredAheadInBackward(/*limit_all_gathers=*/false), 6);
-}
-
 TEST(OrderTest, LimiterLetsTwoUnitsBeGatheredAndNotYetReleased) {
   EXPECT_EQ(GatheredAhead(/*limit_all_gathers=*/true), 2);
   EXPECT_EQ(GatheredAhead(/*limit_all_gathers=*/false), 6);

@@ -175,7 +175,7 @@ TEST_F(AdapterRunsTest, AResumedRunIsTheUninterruptedOne) {
     const ProgramResult refused = GoOn("refused", flags);
     EXPECT_EQ(refused.exit_code, 1) << other.back();
     EXPECT_THAT(refused.output,
-                HasSubstr("its adapter is rank 2, scale 4, dropout 0.25"));
+                HasSubstr("its adapter is rank 2, scale 8, dropout 0.25"));
   }
 }
 
