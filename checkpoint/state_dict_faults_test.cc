@@ -160,9 +160,12 @@ TEST(StateDictFaultsTest, LackOfMemoryOnOneRankIsOneErrorOfAll) {
             copies);
         ExpectOneErrorOfAll(
             world, [&] { return SaveFsdpModel(*run.sharded, folder); }, copies);
-        ExpectOneErrorOfAll(world, [&] {
-          return SaveFsdpOptimizer(*run.sharded, *run.optimizer, folder);
-        });
+        ExpectOneErrorOfAll(
+            world,
+            [&] {
+              return SaveFsdpOptimizer(*run.sharded, *run.optimizer, folder);
+            },
+            copies);
         EXPECT_EQ(run.All(), before);
         ExpectOneErrorOfAll(world, [&] {
           return LoadFsdpOptimizer(*run.sharded, *run.optimizer, folder);
