@@ -288,9 +288,12 @@ absl::Status CheckNothingElse(const std::string& folder) {
 // A link goes with the folder that it names.
 absl::Status Remove(const std::string& folder) {
   std::error_code error;
-  const fs::path target = fs::canonical(folder, error);
+  fs::path named(folder);
+  if (!named.has_filename()) named = named.parent_path();  // A last "/".
+  const fs::path target = fs::canonical(named, error);
+  const bool is_link = !error && fs::is_symlink(named, error);
   if (!error) fs::remove_all(target, error);
-  if (!error && fs::is_symlink(folder, error)) fs::remove(folder, error);
+  if (!error && is_link) fs::remove(named, error);
   if (!error) return absl::OkStatus();
   return absl::ErrnoToStatus(error.value(),
                              absl::StrCat("merge: remove ", folder));
