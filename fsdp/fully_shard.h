@@ -166,9 +166,8 @@ class FullyShardedModule {
   void MakeIndex() const;
   Place Find(const Variable& variable) const;
   const ShardedParameter* Find(const std::string& name) const;
-  GatherPart BuffersFor(const ShardedParameter& p, const Tensor& mine) const;
-  void Gather(const std::string& name, const GatherPart& buffers);
-  Tensor PutTogether(const ShardedParameter& p, const Tensor& parts) const;
+  Tensor WholeOf(const ShardedParameter& p, const Tensor& mine) const;
+  void GatherInto(const ShardedParameter& p, const Tensor& whole);
   double SumNorm(const std::vector<Tensor>& grads, double norm_type);
   double MaxNorm(const std::vector<Tensor>& grads);
   double NormOfReplica(double norm_type);

@@ -77,6 +77,12 @@ Extent ExtentOf(const ShardedGroup& group, int parameter, int rank) {
   return {};
 }
 
+Tensor InGlobalOrder(const Tensor& stored, const std::vector<int>& order) {
+  std::vector<int> inverse(order.size());
+  for (size_t d = 0; d < order.size(); ++d) inverse[order[d]] = d;
+  return stored.Permute(inverse);
+}
+
 }  // namespace
 
 // [Note: one rank's error while gathering]
@@ -103,75 +109,67 @@ void FullyShardedModule::ForEachFullTensor(
   for (size_t i = 0; status.ok() && i < parameters_.size(); ++i) {
     const ShardedParameter& p = parameters_[i];
     const bool gathers = p.sharded && context_->shard != nullptr;
-    Tensor mine;
-    GatherPart buffers;
+    Tensor value;
     status = Try([&] {
-      mine = local(p);
-      if (mine.defined() && gathers) buffers = BuffersFor(p, mine);
+      value = local(p);
+      if (!value.defined() || !p.sharded) return;
+      // Where all of it is one rank's shard, it may lie flat.
+      value = gathers ? WholeOf(p, value) : value.Reshape(p.global_shape);
     });
     if (!status.ok()) break;
-    if (!mine.defined()) continue;
+    if (!value.defined()) continue;
     if (gathers) {
       agree(absl::OkStatus());
-      Gather(p.name, buffers);
+      GatherInto(p, value);
+      value = InGlobalOrder(value, p.order);
     }
-    status = Try([&] {
-      if (gathers) mine = PutTogether(p, buffers.whole);
-      buffers = {};
-      // Where all of it is one rank's shard, it may lie flat.
-      f(p.name, p.sharded && !gathers ? mine.Reshape(p.global_shape) : mine);
-    });
+    status = Try([&] { f(p.name, value); });
   }
   agree(status);
 }
 
-// Every rank sends the longest piece's length; the pieces are then put
-// together.
-GatherPart FullyShardedModule::BuffersFor(const ShardedParameter& p,
-                                          const Tensor& mine) const {
+// The whole in the order of its storage, of which this rank's part is set.
+Tensor FullyShardedModule::WholeOf(const ShardedParameter& p,
+                                   const Tensor& mine) const {
   const Place place = Find(p.variable);
-  const int world = context_->shard_size;
-  int64_t longest = 0;
-  for (int r = 0; r < world; ++r) {
-    longest = std::max(longest, ExtentOf(*place.group, place.index, r).length);
-  }
-  const TensorOptions options{mine.dtype(), context_->device};
-  MemoryCategoryGuard guard(MemoryCategory::kScratch);
-  const Tensor part = ops::Zeros({longest}, options);
-  ops::Copy(ops::Contiguous(mine).Flatten(),
-            part.Narrow(0, 0, mine.num_elements()));
-  return {part, Tensor::Empty({world * longest}, options)};
-}
-
-// Is over when it returns: the next thing that ranks say to each other may take
-// the same way.
-void FullyShardedModule::Gather(const std::string& name,
-                                const GatherPart& buffers) {
-  if (buffers.whole.num_elements() == 0) return;
-  Stream& stream = *context_->shard_stream;
-  stream.WaitFor(ComputeStream(context_->device).Record());
-  OrThrow(context_->shard->AllGather({&buffers, 1}, stream, name));
-  stream.Synchronize();
-}
-
-Tensor FullyShardedModule::PutTogether(const ShardedParameter& p,
-                                       const Tensor& parts) const {
-  const Place place = Find(p.variable);
-  const int world = context_->shard_size;
+  const Extent extent =
+      ExtentOf(*place.group, place.index, context_->shard->rank());
   Shape stored;
   for (int d : p.order) stored.Append(p.global_shape.dim(d));
   MemoryCategoryGuard guard(MemoryCategory::kScratch);
-  const Tensor result =
-      Tensor::Empty(stored, {parts.dtype(), context_->device});
-  const int64_t longest = parts.num_elements() / world;
-  for (int r = 0; r < world; ++r) {
+  const Tensor whole = Tensor::Empty(stored, {mine.dtype(), context_->device});
+  ops::Copy(ops::Contiguous(mine).Flatten(),
+            whole.Flatten().Narrow(0, extent.begin, extent.length));
+  return whole;
+}
+
+// Equal parts are gathered, others handed out by the ranks that have them: all
+// in place, so that nothing is padded or copied again. Is over when it returns:
+// the next thing that ranks say to each other may take the same way.
+void FullyShardedModule::GatherInto(const ShardedParameter& p,
+                                    const Tensor& whole) {
+  if (whole.num_elements() == 0) return;
+  const Place place = Find(p.variable);
+  Communicator& shard = *context_->shard;
+  Stream& stream = *context_->shard_stream;
+  stream.WaitFor(ComputeStream(context_->device).Record());
+  const Tensor flat = whole.Flatten();
+  std::vector<Tensor> parts;
+  bool equal = true;
+  for (int r = 0; r < context_->shard_size; ++r) {
     const Extent extent = ExtentOf(*place.group, place.index, r);
-    ops::Copy(parts.Narrow(0, r * longest, extent.length),
-              result.Flatten().Narrow(0, extent.begin, extent.length));
+    parts.push_back(flat.Narrow(0, extent.begin, extent.length));
+    equal = equal && extent.length == parts[0].num_elements();
   }
-  std::vector<int> inverse(p.order.size());
-  for (size_t d = 0; d < p.order.size(); ++d) inverse[p.order[d]] = d;
-  return result.Permute(inverse);
+  if (equal) {
+    const GatherPart part{parts[shard.rank()], flat};
+    OrThrow(shard.AllGather({&part, 1}, stream, p.name));
+  }
+  for (int r = 0; !equal && r < context_->shard_size; ++r) {
+    if (parts[r].num_elements() == 0) continue;
+    OrThrow(shard.Broadcast({&parts[r], 1}, r, stream, p.name));
+  }
+  stream.Synchronize();
 }
 
 void FullyShardedModule::MakeIndex() const {
