@@ -169,7 +169,7 @@ TEST(NormCases, IgnoredGradientsThatAreNotAveragedGiveOneNorm) {
           Pass pass(rank, 0, 1.0);
           scenario.train(model, pass);
           norms[rank] = sharded.GradNorm();
-          const Variable& bias = model.NamedParameters()[1].variable;
+          const Variable bias = model.NamedParameters()[1].variable;
           own[rank] = bias.grad().ToDoubles()[0];
           EXPECT_OK(sharded.CheckIgnoredParameters());
           if (rank == 2)
