@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -14,12 +13,10 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/convert/copy_weights.h"
+#include "checkpoint/convert/model_texts.h"
 #include "checkpoint/convert/weight_files.h"
-#include "checkpoint/huggingface/folder_config.h"
-#include "checkpoint/huggingface/save_folder.h"
 #include "checkpoint/huggingface/shard_plan.h"
 #include "kernels/status.h"
-#include "runtime/data/file_io.h"
 #include "tools/byte_progress.h"
 #include "tools/cache_folder.h"
 #include "tools/program.h"
@@ -80,19 +77,6 @@ absl::Status CheckPaths(const std::string& from, const std::string& to) {
       "--to: ", to, " is there already; choose another or add --overwrite"));
 }
 
-// config.json and what else makes a model of a folder's weights.
-absl::StatusOr<std::map<std::string, std::string>> TextsOf(
-    const std::string& from) {
-  std::error_code error;
-  if (!fs::is_directory(from, error)) {
-    return std::map<std::string, std::string>();
-  }
-  ASSIGN_OR_RETURN(auto texts, ReadSideFiles(from));
-  absl::StatusOr<std::string> config = ReadFile(from + "/config.json");
-  if (config.ok()) texts["config.json"] = *std::move(config);
-  return texts;
-}
-
 // Flags that have no effect are errors.
 absl::Status CheckFlagsFor(WeightFormat format) {
   const std::string name = WeightFormatName(format);
@@ -112,19 +96,15 @@ absl::Status CheckFlagsFor(WeightFormat format) {
   return absl::OkStatus();
 }
 
-// Of floating tensors, as a config says it.
-DType DTypeOf(const WeightSource& source, const CopyOptions& options) {
-  if (options.dtype.has_value()) return *options.dtype;
-  for (const auto& [name, weight] : source.weights()) {
-    if (weight.dtype.has_value() && IsFloating(*weight.dtype)) {
-      return *weight.dtype;
-    }
+void PrintWarnings(const std::vector<std::string>& warnings) {
+  for (const std::string& warning : warnings) {
+    std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }
-  return DType::kFloat32;
 }
 
 absl::StatusOr<CopyOptions> OptionsFor(const OpenedWeights& weights,
-                                       const std::string& from) {
+                                       const std::string& from,
+                                       WeightFormat format) {
   CopyOptions options;
   ASSIGN_OR_RETURN(options.dtype, WantedDType());
   const std::string size = absl::GetFlag(FLAGS_max_shard_size);
@@ -133,11 +113,10 @@ absl::StatusOr<CopyOptions> OptionsFor(const OpenedWeights& weights,
   }
   options.replace_other_format = absl::GetFlag(FLAGS_overwrite);
   options.num_heads = absl::GetFlag(FLAGS_heads);
-  ASSIGN_OR_RETURN(options.texts, TextsOf(from));
-  if (weights.config.has_value()) {
-    options.texts.try_emplace(
-        "config.json",
-        FolderConfigText(*weights.config, DTypeOf(*weights.source, options)));
+  ASSIGN_OR_RETURN(ModelTexts beside, TextsBeside(weights, from));
+  options.texts = std::move(beside.texts);
+  if (format == WeightFormat::kSafetensors || format == WeightFormat::kTorch) {
+    PrintWarnings(beside.warnings);
   }
   options.progress = [progress = ByteProgress("wrote")](int64_t done,
                                                         int64_t total) mutable {
@@ -163,10 +142,9 @@ absl::Status Convert(int argc, char** argv) {
                    ParseWeightFormat(absl::GetFlag(FLAGS_format)));
   RETURN_IF_ERROR(CheckFlagsFor(format));
   ASSIGN_OR_RETURN(const OpenedWeights weights, OpenWeights(from));
-  for (const std::string& warning : weights.warnings) {
-    std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  }
-  ASSIGN_OR_RETURN(const CopyOptions options, OptionsFor(weights, from));
+  PrintWarnings(weights.warnings);
+  ASSIGN_OR_RETURN(const CopyOptions options,
+                   OptionsFor(weights, from, format));
   RETURN_IF_ERROR(CopyWeights(*weights.source, format, to, options));
   std::printf("wrote %zu tensors of %s (%s) to %s (%s)\n",
               weights.source->weights().size(), from.c_str(),

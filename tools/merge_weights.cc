@@ -43,6 +43,9 @@ absl::Status MergeWeights(int argc, char** argv) {
                          int64_t done, int64_t total) mutable {
     progress.Show(done, total);
   };
+  options.warn = [](const std::string& warning) {
+    std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  };
   RETURN_IF_ERROR(MergeFsdpWeights(
       rest[1], rest[2], !absl::GetFlag(FLAGS_unsafe_serialization),
       absl::GetFlag(FLAGS_remove_checkpoint_dir), options));

@@ -142,6 +142,8 @@ absl::Status TrainingRun::MakeShardedModel() {
   model_ = *std::move(model);
   if (options_.adapter.lora.has_value()) {
     state_.values["adapter"] = AdapterText(adapter_.lora);
+    state_.values["adapter_scale"] =
+        absl::StrFormat("%.17g", adapter_.lora.scale());
   }
   model_->set_activation_checkpointing(options_.activation_checkpointing);
   ASSIGN_OR_RETURN(const MeshShape shape, ParseMeshShape(options_.mesh));

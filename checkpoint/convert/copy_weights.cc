@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/convert/llmc_config.h"
+#include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/folder_writer.h"
 #include "checkpoint/huggingface/model_config.h"
 #include "checkpoint/huggingface/write_config.h"
@@ -28,6 +29,8 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr char kConfigName[] = "config.json";
 
 // The source as it is to be written.
 class CastingSource final : public WeightSource {
@@ -123,7 +126,13 @@ absl::Status WriteFolder(const CastingSource& source, FolderFormat format,
       source.Specs(), [&](const TensorSpec& spec, const Tensor& tensor) {
         return writer->Write(spec.name, tensor);
       }));
-  return writer->Finish(options.texts);
+  std::map<std::string, std::string> texts = options.texts;
+  const auto config = texts.find(kConfigName);
+  if (options.dtype.has_value() && config != texts.end()) {
+    ASSIGN_OR_RETURN(config->second,
+                     ConfigTextWithDType(config->second, *options.dtype));
+  }
+  return writer->Finish(texts);
 }
 
 absl::Status WriteDistributed(const CastingSource& source,
@@ -205,7 +214,6 @@ class NewCheckpoint {
   bool committed_ = false;
 };
 
-constexpr char kConfigName[] = "config.json";
 constexpr char kNativePrefix[] = "model.";
 
 // What one rank would have saved: each tensor in one piece, as a vector, and

@@ -20,9 +20,10 @@ struct CopyOptions {
   // Of safetensors and .bin, the weights of the other one go, too.
   bool replace_other_format = false;
   int num_heads = 0;  // For llm.c, where `texts` have no config.json.
-  // Beside safetensors and .bin: config.json and others, by name. llm.c takes
-  // its heads from config.json, and one that llm.c computes differently is an
-  // error; our checkpoints keep it as their model.
+  // Beside safetensors and .bin: config.json and others, by name; a config says
+  // `dtype` where that is set. llm.c takes its heads from config.json, and one
+  // that llm.c computes differently is an error; our checkpoints keep it as
+  // their model.
   std::map<std::string, std::string> texts = {};
   // Called after each tensor with the bytes so far and in all.
   std::function<void(int64_t, int64_t)> progress = {};

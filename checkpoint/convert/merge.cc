@@ -1,26 +1,20 @@
 #include "checkpoint/convert/merge.h"
 
-#include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <optional>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/convert/copy_weights.h"
+#include "checkpoint/convert/nested_merge.h"
 #include "checkpoint/convert/new_folder.h"
 #include "checkpoint/convert/path_kind.h"
 #include "checkpoint/convert/weight_files.h"
 #include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/torch/distributed_checkpoint.h"
-#include "checkpoint/torch/distributed_tree.h"
-#include "checkpoint/torch/torch_archive_writer.h"
-#include "checkpoint/torch/torch_pickle.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
 
@@ -89,123 +83,6 @@ std::optional<std::string> NestedKey(const DistributedCheckpoint& checkpoint) {
   }
   return std::nullopt;
 }
-
-// A dictionary, written storage by storage.
-class NestedMerge {
- public:
-  // Calls `passed` with the bytes of each tensor, written and compared.
-  NestedMerge(const DistributedCheckpoint& checkpoint,
-              std::function<void(int64_t)> passed)
-      : checkpoint_(checkpoint), passed_(std::move(passed)) {}
-
-  absl::Status Write(const std::string& path) {
-    ASSIGN_OR_RETURN(const PickleValue value, Outline());
-    ASSIGN_OR_RETURN(const TorchPickle pickle, MakeTorchPickle(value));
-    std::vector<int64_t> sizes;
-    for (const Tensor& t : pickle.storages) sizes.push_back(t.num_bytes());
-    ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path));
-    TorchArchiveWriter archive(file, 0, TorchArchiveRoot(path));
-    RETURN_IF_ERROR(archive.Start(pickle.text, sizes));
-    for (size_t i = 0; i < pickle.storages.size(); ++i) {
-      if (sizes[i] == 0) continue;
-      ASSIGN_OR_RETURN(const Tensor tensor, Whole(pickle.storages[i]));
-      RETURN_IF_ERROR(archive.Append(i, tensor.data(), sizes[i]));
-      passed_(sizes[i]);
-    }
-    RETURN_IF_ERROR(archive.Finish().status());
-    return file.Commit();
-  }
-
-  // OK when the file that Write has written holds the same tensors.
-  absl::Status Compare(const std::string& path) const {
-    ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(path));
-    RETURN_IF_ERROR(file.Verify());
-    for (const auto& [key, tensor] : checkpoint_.metadata().tensors) {
-      RETURN_IF_ERROR(CompareTensor(key, tensor, file));
-      passed_(tensor.shape.num_elements() * tensor.type->element_bytes);
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  // What `outline` stands for; the tensors of a value are there already.
-  absl::StatusOr<Tensor> Whole(const Tensor& outline) const {
-    const auto found = keys_.find(outline.storage().get());
-    if (found == keys_.end()) return outline;
-    return checkpoint_.Read(found->second);
-  }
-
-  // As the file calls it.
-  std::string NameOf(const std::string& key) const {
-    DistributedPath path = checkpoint_.PathOf(key);
-    if (without_root_) path.erase(path.begin());
-    std::string name;
-    for (const auto& step : path) {
-      const auto* text = std::get_if<std::string>(&step);
-      absl::StrAppend(
-          &name, name.empty() ? "" : "/",
-          text != nullptr ? *text : absl::StrCat(std::get<int64_t>(step)));
-    }
-    return name;
-  }
-
-  absl::Status CompareTensor(const std::string& key,
-                             const DistributedTensor& wanted,
-                             const TorchFile& file) const {
-    constexpr int64_t kStep = 1 << 20;
-    const std::string name = NameOf(key);
-    ASSIGN_OR_RETURN(const TorchEntry* const entry, file.Info(name));
-    bool same = entry->tensor.type == wanted.type &&
-                entry->tensor.shape == wanted.shape;
-    const int64_t length = wanted.shape.num_elements();
-    for (int64_t begin = 0; same && begin < length; begin += kStep) {
-      const int64_t n = std::min(kStep, length - begin);
-      ASSIGN_OR_RETURN(const Tensor x, checkpoint_.ReadElements(key, begin, n));
-      ASSIGN_OR_RETURN(const Tensor y, file.ReadElements(name, begin, n));
-      same = std::memcmp(x.data(), y.data(), x.num_bytes()) == 0;
-    }
-    if (same) return absl::OkStatus();
-    return absl::DataLossError(absl::StrCat(file.where(), ": tensor \"", name,
-                                            "\" is not what ",
-                                            checkpoint_.folder(), " holds"));
-  }
-
-  // All as it is, with tensors whose memory nobody touches: it stays virtual.
-  absl::StatusOr<PickleValue> Outline() {
-    DistributedTree tree;
-    for (const auto& [key, tensor] : checkpoint_.metadata().tensors) {
-      if (!tensor.type->dtype.has_value()) {
-        return absl::UnimplementedError(absl::StrCat(
-            checkpoint_.folder(), ": tensor \"", key, "\": no tensors of ",
-            std::string(tensor.type->name), " here"));
-      }
-      const Shape& shape = tensor.shape;
-      const DType dtype = *tensor.type->dtype;
-      Tensor outline;
-      RETURN_IF_ERROR(Try([&] { outline = Tensor::Empty(shape, {dtype}); }));
-      keys_[outline.storage().get()] = key;
-      RETURN_IF_ERROR(
-          tree.Insert(checkpoint_.PathOf(key), PickleValue(outline)));
-    }
-    for (const auto& [key, item] : checkpoint_.metadata().values) {
-      ASSIGN_OR_RETURN(PickleValue value, checkpoint_.ReadValue(key));
-      RETURN_IF_ERROR(tree.Insert(checkpoint_.PathOf(key), std::move(value)));
-    }
-    PickleValue value = std::move(tree).Take();
-    const PickleDict* const dict = value.AsDict();
-    if (dict != nullptr && dict->size() == 1 &&
-        dict->front().second.AsDict() != nullptr) {
-      without_root_ = true;
-      return PickleValue(dict->front().second);
-    }
-    return value;
-  }
-
-  const DistributedCheckpoint& checkpoint_;
-  const std::function<void(int64_t)> passed_;
-  std::map<const Storage*, std::string> keys_;
-  bool without_root_ = false;
-};
 
 // Tells of `rounds` times `total` bytes.
 std::function<void(int64_t)> Counter(const MergeOptions& options, int64_t total,
@@ -349,6 +226,9 @@ absl::Status MergeFsdpWeights(const std::string& checkpoint_dir,
                                                   safe_serialization, options));
   if (!done) {
     ASSIGN_OR_RETURN(const OpenedWeights weights, OpenWeights(checkpoint_dir));
+    for (const std::string& warning : weights.warnings) {
+      if (options.warn) options.warn(warning);
+    }
     RETURN_IF_ERROR(MergeFlat(
         *weights.source, output_path,
         safe_serialization ? FolderFormat::kSafetensors : FolderFormat::kTorch,

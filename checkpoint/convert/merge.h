@@ -14,6 +14,8 @@ struct MergeOptions {
   // Called after each tensor with the bytes so far and in all. With
   // `remove_checkpoint_dir`, comparing counts as much again.
   std::function<void(int64_t, int64_t)> progress = {};
+  // Called with what is worth a line before anything is written.
+  std::function<void(const std::string&)> warn = {};
 };
 
 // Writes the checkpoint in `checkpoint_dir`, a torch distributed one
@@ -21,6 +23,7 @@ struct MergeOptions {
 // `output_path`: model.safetensors, or pytorch_model.bin without
 // `safe_serialization`; several files and an index where one would be larger
 // than `options.max_shard_bytes`; what is there of the other format stays.
+// A checkpoint of ours that holds an adapter becomes the model with it.
 // Names lose the one key that all of them start with, as in torch's own merge;
 // types stay. Tensors are written one by one, so that the largest of them is
 // all that memory has to hold.

@@ -53,15 +53,18 @@ std::string Checkpoint(const std::string& name,
   for (const Saved& saved : items) {
     const std::string key = DistributedKey(saved.path);
     metadata.paths[key] = saved.path;
-    const Tensor* const tensor = saved.value.AsTensor();
+    const auto* const opaque = saved.value.As<PickleOpaque>();
+    const Tensor* const tensor =
+        opaque != nullptr ? opaque->elements.get() : saved.value.AsTensor();
     if (tensor == nullptr) {
       metadata.values[key] = *writer->Write(saved.value);
       continue;
     }
     metadata.tensors[key] = {
-        &TorchTypeOf(tensor->dtype()),
+        opaque != nullptr ? FindTorchType(opaque->type->torch)
+                          : &TorchTypeOf(tensor->dtype()),
         tensor->shape(),
-        {{WholeBox(tensor->shape()), *writer->Write(*tensor)}}};
+        {{WholeBox(tensor->shape()), *writer->Write(saved.value)}}};
   }
   EXPECT_OK(writer->Finish());
   EXPECT_OK(FinishDistributedFolder(folder, metadata));
@@ -293,21 +296,73 @@ TEST(MergeTest, CheckpointsOfManyRanks) {
   }
 }
 
-// Sixteen tensors of a megabyte: no more than two of them at once.
+// Sixteen tensors of a megabyte: no more than two of them at once, in files of
+// named tensors and in a dictionary.
 TEST(MergeTest, HoldsTheLargestTensorAlone) {
-  std::vector<Saved> items;
-  for (int i = 0; i < 16; ++i) {
-    items.push_back({{"model", absl::StrCat("w", i)}, Numbers(i, 1 << 17)});
+  for (const char* root : {"model", "optimizer"}) {
+    SCOPED_TRACE(root);
+    std::vector<Saved> items;
+    for (int i = 0; i < 16; ++i) {
+      items.push_back({{root, absl::StrCat("w", i)}, Numbers(i, 1 << 17)});
+    }
+    const std::string folder = Checkpoint("memory", items);
+    items.clear();
+    Allocator& allocator = AllocatorOf(CpuDevice());
+    const int64_t before = allocator.stats().current_bytes;
+    allocator.ResetPeak();
+    const AllocationPeak peak;  // Of all that is not a tensor.
+    ASSERT_OK(MergeFsdpWeights(folder, OutputFor(folder), false));
+    EXPECT_LT(peak.bytes(), 3 << 20);
+    EXPECT_LE(allocator.stats().peak_bytes - before, 2 << 20);
   }
-  const std::string folder = Checkpoint("memory", items);
-  items.clear();
-  Allocator& allocator = AllocatorOf(CpuDevice());
-  const int64_t before = allocator.stats().current_bytes;
-  allocator.ResetPeak();
-  const AllocationPeak peak;  // Of all that is not a tensor.
-  ASSERT_OK(MergeFsdpWeights(folder, OutputFor(folder)));
-  EXPECT_LT(peak.bytes(), 3 << 20);
-  EXPECT_LE(allocator.stats().peak_bytes - before, 2 << 20);
+}
+
+// Of an optimizer: what tessera does not compute with is copied, bit for bit.
+TEST(MergeTest, ADictionaryHoldsTensorsOfAnyType) {
+  std::vector<Saved> items = {{{"optimizer", "lr"}, 0.5}};
+  std::vector<uint8_t> bytes(6 * 8);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = 250 - 5 * i;
+  for (const char* name : {"int8", "int16", "uint32", "complex64",
+                           "float8_e4m3fn", "float8_e8m0fnu"}) {
+    const OpaqueType* const type = FindOpaqueTorchType(name);
+    const Tensor tensor =
+        Tensor::FromBytes(bytes.data(), Shape{2, 3}, {type->carrier});
+    items.push_back(
+        {{"optimizer", "state", name},
+         PickleOpaque{std::make_shared<const Tensor>(tensor), type}});
+  }
+  for (const DType dtype :
+       {DType::kFloat64, DType::kInt64, DType::kFloat16, DType::kUInt8}) {
+    items.push_back({{"optimizer", "state", DTypeName(dtype)},
+                     Tensor::FromBytes(bytes.data(), Shape{3, 2}, {dtype})});
+  }
+  const std::string folder = Checkpoint("types", items);
+  ASSERT_OK(MergeFsdpWeights(folder, OutputFor(folder), false, true));
+  const auto file = TorchFile::Open(OutputFor(folder) + "/pytorch_model.bin");
+  ASSERT_OK(file);
+  const auto value = file->ReadValue();
+  ASSERT_OK(value);
+  for (const Saved& saved : items) {
+    if (saved.path.size() < 3) continue;
+    const auto& name = std::get<std::string>(saved.path[2]);
+    ASSERT_NE(value->Find("state")->Find(name), nullptr) << name;
+    EXPECT_EQ(*value->Find("state")->Find(name), saved.value) << name;
+  }
+}
+
+// torch has it, nothing here moves it: an error that names it, and no file.
+TEST(MergeTest, ATypeThatCannotBeMovedIsNamed) {
+  const std::string folder = Optimizer("complex");
+  const std::string path = folder + "/.metadata";
+  std::string metadata = *ReadFile(path);
+  const std::string type = "torch\nfloat32\n";
+  const size_t at = metadata.find(type);
+  ASSERT_NE(at, std::string::npos);
+  metadata.replace(at, type.size(), "torch\ncomplex128\n");
+  ASSERT_OK(WriteFile(path, metadata));
+  EXPECT_THAT(MergeFsdpWeights(folder, OutputFor(folder), false),
+              StatusIs(absl::StatusCode::kUnimplemented, "complex128"));
+  EXPECT_FALSE(fs::exists(OutputFor(folder)));
 }
 
 }  // namespace

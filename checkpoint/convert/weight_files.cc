@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/convert/adapted_weights.h"
 #include "checkpoint/convert/llmc_config.h"
 #include "checkpoint/convert/native_weights.h"
 #include "checkpoint/convert/path_kind.h"
@@ -37,6 +38,14 @@ absl::StatusOr<OpenedWeights> OpenNative(const std::string& path) {
   ASSIGN_OR_RETURN(auto source, OpenNativeWeights(path));
   OpenedWeights opened{WeightFormat::kNative, std::move(source), {}, {}};
   ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(path));
+  if (HasAdapter(*opened.source)) {
+    ASSIGN_OR_RETURN(opened.source,
+                     AddAdapterTo(std::move(opened.source), manifest));
+    opened.warnings.push_back(
+        absl::StrCat(path,
+                     " holds a model and an adapter, which is added to the "
+                     "weights that it adapts"));
+  }
   // Not of what somebody's own engine trains.
   absl::StatusOr<ModelConfig> config = ParseModelConfig(manifest.model);
   if (config.ok()) opened.config = *std::move(config);

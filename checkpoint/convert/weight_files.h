@@ -30,6 +30,7 @@ struct OpenedWeights {
 
 // A folder of Hugging Face, of torch's distributed checkpoints or of ours, a
 // safetensors file, a file of torch.save, or a GPT-2 of llm.c: see KindOfPath.
+// A checkpoint of a run that trained an adapter is the model with it.
 // A folder that only has such folders in it is an error that names them.
 absl::StatusOr<OpenedWeights> OpenWeights(const std::string& path);
 

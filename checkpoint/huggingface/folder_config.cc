@@ -9,6 +9,7 @@
 #include "checkpoint/huggingface/write_config.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
+#include "runtime/data/json_text.h"
 
 namespace tessera {
 namespace {
@@ -124,6 +125,18 @@ std::string FolderConfigText(const ModelConfig& model, DType dtype,
   for (const auto& [key, value] : ours.items()) json[key] = value;
   json.erase("dtype");
   json["torch_dtype"] = std::string(DTypeName(dtype));
+  return json.dump(2) + "\n";
+}
+
+absl::StatusOr<std::string> ConfigTextWithDType(const std::string& json_text,
+                                                DType dtype) {
+  const absl::Status read = ParseJsonObject(json_text).status();
+  if (!read.ok()) return Annotate(read, "config.json");
+  Json json = Json::parse(json_text);
+  const std::string name = DTypeName(dtype);
+  const bool has_new = json.contains("dtype");
+  if (has_new) json["dtype"] = name;
+  if (!has_new || json.contains("torch_dtype")) json["torch_dtype"] = name;
   return json.dump(2) + "\n";
 }
 

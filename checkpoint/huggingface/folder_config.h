@@ -37,5 +37,9 @@ absl::StatusOr<FolderConfig> ReadFolderConfig(const std::string& folder);
 // here is kept.
 std::string FolderConfigText(const ModelConfig& model, DType dtype,
                              const std::string& original = "");
+// The same config.json, of weights that are in `dtype` now: "torch_dtype" and
+// "dtype" say so, whichever stand there; if neither does, the first.
+absl::StatusOr<std::string> ConfigTextWithDType(const std::string& json_text,
+                                                DType dtype);
 
 }  // namespace tessera

@@ -76,11 +76,7 @@ class Merge {
                      ReadWhole(adapter_, layer->second + ".lora_A.weight"));
     ASSIGN_OR_RETURN(const Tensor b,
                      ReadWhole(adapter_, layer->second + ".lora_B.weight"));
-    const DType computed =
-        weight.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-    Tensor term = LowRankDelta(a, b, scale_, computed);
-    if (transposed_) term = term.Transpose(0, 1);
-    return ops::Cast(ops::Add(ops::Cast(weight, computed), term), dtype);
+    return AddAdapterTerm(weight, {a, b, scale_, transposed_}, dtype);
   }
 
  private:
@@ -131,6 +127,15 @@ class Merge {
 };
 
 }  // namespace
+
+Tensor AddAdapterTerm(const Tensor& weight, const AdapterTerm& term,
+                      DType dtype) {
+  const DType computed =
+      weight.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  Tensor delta = LowRankDelta(term.a, term.b, term.scale, computed);
+  if (term.transposed) delta = delta.Transpose(0, 1);
+  return ops::Cast(ops::Add(ops::Cast(weight, computed), delta), dtype);
+}
 
 absl::Status MergeAdapterFolder(const MergeAdapterOptions& options) {
   ASSIGN_OR_RETURN(const FolderWeights base, OpenFolderWeights(options.base));

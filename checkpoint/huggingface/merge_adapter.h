@@ -20,4 +20,15 @@ struct MergeAdapterOptions {
 // config.json. Memory is bounded by three times the largest tensor.
 absl::Status MergeAdapterFolder(const MergeAdapterOptions& options);
 
+struct AdapterTerm {
+  Tensor a;  // [rank, in]
+  Tensor b;  // [out, rank]
+  double scale = 1;
+  bool transposed = false;  // Of a weight [in, out], as GPT-2's are.
+};
+
+// weight + scale * b a as `dtype`; computed in float32, of float64 in float64.
+Tensor AddAdapterTerm(const Tensor& weight, const AdapterTerm& term,
+                      DType dtype);
+
 }  // namespace tessera

@@ -20,6 +20,8 @@ void EmptyOrderedDict(Pickler& pickler) {
 
 class ValuePickler {
  public:
+  explicit ValuePickler(bool takes_meta) : takes_meta_(takes_meta) {}
+
   absl::Status Write(const PickleValue& value, int depth) {
     if (depth > kMaxPickleDepth) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -106,6 +108,7 @@ class ValuePickler {
 
   using Memory = std::tuple<const Storage*, int64_t, const TorchType*, int64_t>;
 
+  const bool takes_meta_;
   Pickler pickler_;
   TorchPickle result_;
   std::map<Memory, size_t> keys_;
@@ -113,7 +116,10 @@ class ValuePickler {
 
 absl::Status ValuePickler::WriteTensor(const Tensor& tensor,
                                        const TorchType& type) {
-  if (!tensor.defined() || tensor.device().type != DeviceType::kCpu) {
+  const bool is_taken =
+      tensor.defined() && (tensor.device().type == DeviceType::kCpu ||
+                           (takes_meta_ && tensor.is_meta()));
+  if (!is_taken) {
     return No("a tensor that is not on a CPU");
   }
   const Memory memory(tensor.storage().get(), tensor.storage_offset(), &type,
@@ -162,8 +168,9 @@ void PickleTensor(Pickler& pickler, const TorchType& type, const Shape& shape,
   pickler.Reduce();
 }
 
-absl::StatusOr<TorchPickle> MakeTorchPickle(const PickleValue& value) {
-  ValuePickler pickler;
+absl::StatusOr<TorchPickle> MakeTorchPickle(const PickleValue& value,
+                                            bool takes_meta) {
+  ValuePickler pickler(takes_meta);
   RETURN_IF_ERROR(pickler.Write(value, 0));
   return pickler.Finish();
 }

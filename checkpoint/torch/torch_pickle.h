@@ -20,15 +20,18 @@ void PickleTensor(Pickler& pickler, const TorchType& type, const Shape& shape,
 
 struct TorchPickle {
   std::string text;
-  std::vector<Tensor> storages;  // Contiguous, on a CPU; by key.
+  std::vector<Tensor> storages;  // Contiguous; by key.
 };
 
 // Tensors that are the same memory, contiguous, with one element type and as
 // many elements become one storage (tied weights stay tied); every other one
 // is copied to a storage of its own size, so that a view never drags along what
 // it is a view of. kInvalidArgument for what torch's restricted unpickler would
-// not take: bytes, sets, PickleOther, tensors that are not on a CPU.
-absl::StatusOr<TorchPickle> MakeTorchPickle(const PickleValue& value);
+// not take: bytes, sets, PickleOther, tensors that are not on a CPU. With
+// `takes_meta` a contiguous tensor on the meta device stands for one to come,
+// whose storage is then on the meta device, too.
+absl::StatusOr<TorchPickle> MakeTorchPickle(const PickleValue& value,
+                                            bool takes_meta = false);
 
 // A dictionary of tensors to come, each with a storage of its own, in order.
 std::string MakeStateDictPickle(const std::vector<TensorSpec>& specs);

@@ -74,6 +74,34 @@ class AdapterRunsTest : public SmallRuns {
     return run.output;
   }
 
+  // What convert and merge_weights make of the checkpoint of `run`, which has
+  // merged its adapter, is the merged model to the bit.
+  void ExpectPlainModelOf(const std::string& run) {
+    const std::string checkpoint =
+        CheckpointPath(Path(run + "/checkpoints"), 0);
+    const std::string converted = Path("converted");
+    fs::remove_all(converted);
+    const ProgramResult convert = RunProgram(
+        "tools/convert",
+        {"--from=" + checkpoint, "--to=" + converted, "--format=safetensors"});
+    EXPECT_EQ(convert.exit_code, 0) << convert.output;
+    EXPECT_THAT(convert.output, HasSubstr("a model and an adapter"));
+    const ProgramResult merge =
+        RunProgram("tools/merge_weights",
+                   {checkpoint, Path("merged"), "--unsafe_serialization"});
+    EXPECT_EQ(merge.exit_code, 0) << merge.output;
+    const Values wanted = ValuesOf(*OpenFolderWeights(Path(run))->source);
+    for (const std::string& made : {converted, Path("merged")}) {
+      Values values = ValuesOf(*OpenFolderWeights(made)->source);
+      std::erase_if(values, [&](const auto& tied) {
+        return !wanted.contains(tied.first) &&
+               tied.first.find("lora") == std::string::npos;
+      });
+      EXPECT_EQ(values, wanted);
+    }
+    EXPECT_EQ(Sample({"--model=" + converted}), Sample({"--run=" + Path(run)}));
+  }
+
   double LastLoss(const std::string& out) const {
     return Metrics(Path(out + "/metrics.jsonl")).back()["validation_loss"];
   }
@@ -113,6 +141,8 @@ TEST_F(AdapterRunsTest, AnAdapterIsTrainedGoesOnAndIsMerged) {
     EXPECT_EQ(Sample({"--adapter=" + Path(first)}), merged);
     EXPECT_EQ(Sample({"--model=" + base, "--adapter=" + Path(first)}), merged);
     EXPECT_NE(Sample({"--model=" + base}), merged);
+
+    ExpectPlainModelOf(same);
 
     const std::string more = absl::StrCat(kind, "_more");
     const ProgramResult on = GoOn(more, {"--adapter=" + Path(first)});
