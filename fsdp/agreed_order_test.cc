@@ -22,8 +22,11 @@ class AgreedOrderTest : public ::testing::Test {
  protected:
   AgreedOrder Order(const std::vector<int>& units) {
     return AgreedOrder(
-        &experts_, units, [this](int unit) { forward_.push_back(unit); },
-        [this](int unit) { backward_.push_back(unit); });
+        &experts_, units,
+        {.join_forward = [this](int unit) { forward_.push_back(unit); },
+         .join_backward = [this](int unit) { backward_.push_back(unit); },
+         .hold = [this](int unit) { held_.push_back(unit); },
+         .finish = [this](int unit) { finished_.push_back(unit); }});
   }
   static void Forward(AgreedOrder& order, const std::vector<int>& reached,
                       int64_t now = 1, bool training = true) {
@@ -35,6 +38,8 @@ class AgreedOrderTest : public ::testing::Test {
   Experts experts_;
   std::vector<int> forward_;
   std::vector<int> backward_;
+  std::vector<int> held_;
+  std::vector<int> finished_;
 };
 
 TEST_F(AgreedOrderTest, ForwardJoinsWhatWasPassedOver) {
@@ -169,6 +174,52 @@ TEST_F(AgreedOrderTest, AModuleWithoutUnitsJoinsNothing) {
   order.EndBackward();
   EXPECT_THAT(forward_, IsEmpty());
   EXPECT_THAT(backward_, IsEmpty());
+}
+
+// A backward may come back for the second of them.
+TEST_F(AgreedOrderTest, UnitsAreHeldWhileTwoForwardsWait) {
+  AgreedOrder order = Order({4, 2, 7});
+  Forward(order, {2}, /*now=*/1);
+  Forward(order, {7}, /*now=*/2);
+  order.BeginBackward();
+  EXPECT_TRUE(order.holds());
+  order.ReachBackward(7);
+  EXPECT_THAT(held_, ElementsAre(7, 2, 4));
+  order.LeaveBackward();
+  order.ReachBackward(2);
+  EXPECT_THAT(finished_, IsEmpty());
+  order.EndBackward();
+  EXPECT_THAT(held_, ElementsAre(7, 2, 4));
+  EXPECT_THAT(finished_, ElementsAre(7, 2, 4));
+  EXPECT_THAT(backward_, IsEmpty());
+}
+
+TEST_F(AgreedOrderTest, ABackwardThatPassesByHoldsTheUnitsToo) {
+  AgreedOrder order = Order({0, 1});
+  Forward(order, {}, /*now=*/1);
+  Forward(order, {}, /*now=*/2);
+  order.BeginBackward();
+  order.LeaveBackward();
+  EXPECT_THAT(held_, ElementsAre(1, 0));
+  order.EndBackward();
+  EXPECT_THAT(finished_, ElementsAre(1, 0));
+}
+
+// What one backward took twice does not wait for another; a forward from behind
+// it does.
+TEST_F(AgreedOrderTest, AStepForgetsForwardsFromBeforeTheLastBackward) {
+  AgreedOrder order = Order({0});
+  Forward(order, {0}, /*now=*/1);
+  Forward(order, {0}, /*now=*/2);
+  order.BeginBackward();
+  order.EndBackward();
+  EXPECT_TRUE(order.PendingAfter(0) || order.holds());
+  order.BeginStep();
+  Forward(order, {0}, /*now=*/3);
+  order.BeginStep();  // Between a forward and its backward.
+  order.BeginBackward();
+  EXPECT_FALSE(order.holds());
+  EXPECT_TRUE(order.PendingAfter(2));
 }
 
 }  // namespace

@@ -48,8 +48,8 @@ class FullyShardedModule {
   DeviceMesh& mesh() { return *context_->mesh; }
   const FullyShardOptions& options() const { return context_->options; }
   // Sums of gradients over ranks are divided by it. To be set to the same on
-  // all ranks; throws for one that is not above 0 and finite, and during a
-  // step.
+  // all ranks, or the next reduction is an error on all of them; throws for one
+  // that is not above 0 and finite, and during a step.
   double gradient_divisor() const { return context_->divisor; }
   void set_gradient_divisor(double divisor);
 
@@ -67,8 +67,9 @@ class FullyShardedModule {
   }
 
   // Whether backward reduces gradients. Without, they accumulate unsharded, in
-  // float32, until a backward that does. Throws inside a forward or backward,
-  // as all calls below that are for between steps.
+  // float32, until a backward that does. To be set alike on all ranks, or the
+  // next collective is an error on all of them. Throws inside a forward or
+  // backward, as all calls below that are for between steps.
   void set_requires_gradient_sync(bool sync);
 
   // Gradients accumulate without being reduced, for a scope.
@@ -88,7 +89,8 @@ class FullyShardedModule {
   void ZeroGrad();
 
   // Parameters that a forward without a backward left whole show this rank's
-  // part again. Called by all ranks, between steps.
+  // part again. Called by all ranks, between steps; or behind a forward that
+  // threw on all of them, to begin anew.
   void Reshard();
 
   // The p-norm (2, 1 or infinity) of all gradients together, as one process

@@ -5,6 +5,7 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/start_values.h"
 #include "kernels/status.h"
+#include "runtime/autograd/engine.h"
 #include "runtime/device/allocator.h"
 #include "runtime/ops/elementwise.h"
 
@@ -19,9 +20,12 @@ FullyShardedModule::~FullyShardedModule() {
 }
 
 void FullyShardedModule::CheckIdle(const char* operation) const {
+  runner_->LeaveThrownBackward();
   if (!runner_->running()) return;
-  throw Error(absl::FailedPreconditionError(absl::StrCat(
-      operation, ": only between steps, not inside a forward or a backward")));
+  throw Error(absl::FailedPreconditionError(
+      absl::StrCat(operation,
+                   ": only between steps, not inside a forward or a backward; "
+                   "behind a forward that threw, call Reshard first")));
 }
 
 void FullyShardedModule::set_gradient_divisor(double divisor) {
@@ -45,12 +49,16 @@ FullyShardedModule::NoSyncScope::~NoSyncScope() {
 }
 
 void FullyShardedModule::ZeroGrad() {
-  runner_->BeginStep();
+  runner_->ZeroGrad();
   for (ShardedParameter& p : parameters_) p.variable.ZeroGrad();
 }
 
 void FullyShardedModule::Reshard() {
-  CheckIdle("Reshard");
+  if (Engine::InBackward()) {
+    throw Error(absl::FailedPreconditionError(
+        "Reshard: only between steps, not inside a backward"));
+  }
+  if (runner_->running()) runner_->Abandon();
   runner_->ReshardKept();
 }
 

@@ -30,8 +30,11 @@ void Runner::AddAgreedOrders(Module& root) {
     if (!m.module->ranks_may_differ()) continue;
     const std::vector<int> inside = UnitsBelow(*m.module);
     agreed_.push_back(std::make_unique<AgreedOrder>(
-        m.module, inside, [this](int u) { JoinForward(*units_[u]); },
-        [this](int u) { JoinBackward(*units_[u]); }));
+        m.module, inside,
+        AgreedOrder::Actions{[this](int u) { JoinForward(*units_[u]); },
+                             [this](int u) { JoinBackward(*units_[u]); },
+                             [this](int u) { HoldInBackward(*units_[u]); },
+                             [this](int u) { FinishHeld(*units_[u]); }}));
     AgreedOrder* order = agreed_.back().get();
     for (int u : inside) runs_[u].agreed = order;
     const auto begin = [this, order](Module&, const std::vector<Variable*>&) {
@@ -65,12 +68,29 @@ void Runner::JoinBackward(Unit& unit) {
   if (runs_[unit.index()].in_backward || unit.gradient().reducing()) return;
   EnterBackward();
   EnsureUnsharded(unit);
+  FinishHeld(unit);
+}
+
+// What another rank may do with the unit until this backward ends.
+void Runner::HoldInBackward(Unit& unit) {
+  EnterBackward();
+  runs_[unit.index()].recomputed = true;
+  EnsureUnsharded(unit);
+  unit.gradient().TakeBuffers();
+}
+
+void Runner::FinishHeld(Unit& unit) {
   const bool keeps = !sync_ && !context_->mode.reshard_after_forward;
-  runs_[unit.index()].recomputed = false;
+  UnitRun& run = runs_[unit.index()];
+  run.in_backward = run.recomputed = false;
   if (!keeps) Reshard(unit);
-  if (sync_ && unit.trainable()) {
+  if (!unit.trainable()) return;
+  if (sync_) {
     Log(StepKind::kReduce, unit);
     unit.gradient().Reduce();
+  } else {
+    // Another rank accumulates: slots are taken alike.
+    unit.gradient().TakeBuffers();
   }
 }
 
@@ -78,6 +98,10 @@ void Runner::RecomputeAgreedOrder(AgreedOrder& order) {
   EnterBackward();
   LeaveAgreedOrders(&order, order.began_at(), order.scope());
   order.BeginRecompute();
+  if (order.holds()) {
+    order.Hold();
+    return;
+  }
   for (int u : order.units()) {
     runs_[u].recomputed = true;
     EnsureUnsharded(*units_[u]);
@@ -98,7 +122,7 @@ void Runner::LeaveAgreedOrders(const AgreedOrder* within, int64_t time,
     const AgreedOrder& order = **it;
     const bool together = scope != 0 && order.scope() == scope;
     if (&order == within || together) continue;
-    if (order.PendingAfter(time)) (*it)->EndBackward();
+    if (order.PendingAfter(time)) (*it)->LeaveBackward();
   }
 }
 

@@ -144,6 +144,12 @@ void Runner::BeginStep() {
   step_has_run_ = false;
 }
 
+// Gradients from before are gone, and with them what they were made of.
+void Runner::ZeroGrad() {
+  BeginStep();
+  for (auto& order : agreed_) order->BeginStep();
+}
+
 void Runner::PreForward(Unit& unit, const std::vector<Variable*>& inputs) {
   const bool recompute = Engine::InBackward();
   // A forward that failed left its depth behind.
@@ -346,7 +352,9 @@ void Runner::Expect(Unit& unit, int64_t num_contributions) {
 void Runner::Contributed(Unit& unit) {
   UnitRun& run = runs_[unit.index()];
   TESSERA_CHECK(run.pending > 0);
-  if (--run.pending == 0) PostBackward(unit);
+  if (--run.pending > 0) return;
+  const bool held = run.agreed != nullptr && run.agreed->holds();
+  if (!held) PostBackward(unit);
 }
 
 void Runner::PostBackward(Unit& unit) {
@@ -415,6 +423,10 @@ void Runner::ReshardKept() {
   if (kept && context_->shards_in_place) WaitForAllRanks();
 }
 
+void Runner::LeaveThrownBackward() {
+  if (backward_ && backward_lives_.expired()) Abandon();
+}
+
 void Runner::Abandon() {
   for (const auto& unit : units_) {
     if (unit->state() != UnitState::kSharded) unit->Reshard();
@@ -422,6 +434,7 @@ void Runner::Abandon() {
     unit->gradient().Drop();
   }
   ForgetStep();
+  if (context_->shards_in_place) WaitForAllRanks();
 }
 
 void Runner::Reset() {

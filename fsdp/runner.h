@@ -42,8 +42,12 @@ class Runner {
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   const Schedule& schedule() const { return schedule_; }
   std::vector<std::string> unit_names() const;
-  // Inside a forward or a backward.
+  // Inside a forward or a backward; or behind a forward that threw, which
+  // cannot be told from one that runs.
   bool running() const { return depth_ > 0 || backward_; }
+  // Behind a backward that threw: makes units sharded. To be called by all
+  // ranks.
+  void LeaveThrownBackward();
 
   // Whether backward reduces gradients; if not they accumulate unsharded.
   void set_sync(bool sync) { sync_ = sync; }
@@ -52,7 +56,8 @@ class Runner {
   // parameters, or a part of them, for the next forward of an accumulation or
   // for a backward give them up. Waits for all ranks where shards are in place.
   void ReshardKept();
-  // Makes units sharded, whatever they are doing: after a failed step.
+  // Makes units sharded, whatever they are doing: after a failed step. Waits
+  // for all ranks where shards are in place.
   void Abandon();
   // The same while nothing runs on any stream, and in whatever state a lack of
   // memory has left the units; afterwards all ranks are in the same state.
@@ -60,6 +65,7 @@ class Runner {
   // A step begins with ZeroGrad or, without one, with its forward; its number
   // says whether ranks are in the same.
   void BeginStep();
+  void ZeroGrad();
   int64_t num_steps() const { return num_steps_; }
 
  private:
@@ -89,6 +95,8 @@ class Runner {
   void AddAgreedOrders(Module& root);
   void JoinForward(Unit& unit);
   void JoinBackward(Unit& unit);
+  void HoldInBackward(Unit& unit);
+  void FinishHeld(Unit& unit);
   void RecomputeAgreedOrder(AgreedOrder& order);
   static int64_t TimeOf(const UnitRun& run);
   void LeaveAgreedOrders(const AgreedOrder* within, int64_t time,

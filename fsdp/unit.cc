@@ -201,8 +201,9 @@ Event Unit::Reshard() {
   for (size_t g = 0; g < groups_.size(); ++g) {
     groups_[g]->ShowLocal();
     if (groups_[g]->always_whole()) continue;
-    groups_[g]->gathered()->Release();
-    if (groups_[g]->in_place()) continue;
+    // A gather that threw has not attached it.
+    if (!groups_[g]->gathered()->released()) groups_[g]->gathered()->Release();
+    if (groups_[g]->in_place() || buffers_[g].gathered == nullptr) continue;
     context_->gathered->GiveBack(buffers_[g].gathered, free);
     buffers_[g].gathered = nullptr;
   }

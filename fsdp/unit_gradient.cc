@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "fsdp/gradient_factors.h"
 #include "kernels/status.h"
 #include "runtime/device/allocator.h"
@@ -36,6 +37,12 @@ GradientTarget UnitGradient::Target(size_t group, size_t parameter) {
   EnsureBuffer(group);
   GroupParameter& p = groups_[group]->parameters()[parameter];
   return {p.grad, std::exchange(p.grad_written, true)};
+}
+
+void UnitGradient::TakeBuffers() {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (groups_[g]->trainable()) EnsureBuffer(g);
+  }
 }
 
 bool UnitGradient::held() const {
@@ -125,6 +132,15 @@ double UnitGradient::DivisorOf(DType reduce_dtype) const {
   return GradientFactorsFor(context_->divisor).post;
 }
 
+// Ranks compare it. The divisor of a collective is not all of the divisor where
+// replicas follow, or a part comes before the sum.
+std::string UnitGradient::What() const {
+  if (context_->divisor == context_->mesh->world()->world_size()) {
+    return unit_name_;
+  }
+  return absl::StrCat(unit_name_, ", gradients divided by ", context_->divisor);
+}
+
 void UnitGradient::ReduceOverShards(const std::vector<Reducing>& work) {
   Stream& stream = *context_->shard_stream;
   stream.WaitFor(compute().Record());
@@ -142,7 +158,7 @@ void UnitGradient::ReduceOverShards(const std::vector<Reducing>& work) {
   for (const auto& [divisor, list] : parts) {
     OrThrow(context_->shard->ReduceScatter(list, {ReduceOp::kSum, divisor},
                                            std::exchange(flags, Tensor()),
-                                           stream, unit_name_));
+                                           stream, What()));
   }
   reduced_event_ = stream.Record();
 }
@@ -160,7 +176,7 @@ void UnitGradient::ReduceOverReplicas(const std::vector<Reducing>& work) {
   tensors.begin()->second.push_back(replica_flags_);
   for (const auto& [divisor, list] : tensors) {
     OrThrow(context_->replicate->AllReduce(list, {ReduceOp::kSum, divisor},
-                                           stream, unit_name_));
+                                           stream, What()));
   }
   ops::Copy(replica_flags_, flags_);
   Merge(work);

@@ -29,7 +29,10 @@ class UnitGradient {
 
   // The place for the next contribution to the gradient of a parameter.
   GradientTarget Target(size_t group, size_t parameter);
-  // Whether there are contributions that no reduction has taken.
+  // Makes room for contributions that may come, in slots that all ranks take
+  // alike.
+  void TakeBuffers();
+  // Whether there is room for contributions that no reduction has taken.
   bool held() const;
   // Issues the reduction of what has been accumulated, and gives the gradient
   // buffer back.
@@ -67,6 +70,7 @@ class UnitGradient {
   void Merge(const std::vector<Reducing>& work);
   void GiveBackBuffers();
   Tensor LocalFlags() const;
+  std::string What() const;
   Tensor ShownGradient(const ShardedGroup& group, size_t i) const;
 
   const std::string unit_name_;

@@ -154,10 +154,7 @@ absl::Status TrainingRun::MakeShardedModel() {
     sharding.param_init_fn = AdapterStartValues;
   }
   ASSIGN_OR_RETURN(sharded_, FullyShard(*model_, std::move(mesh), sharding));
-  for (const std::string& warning : sharded_->warnings()) {
-    if (first()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  }
-  return absl::OkStatus();
+  return absl::OkStatus();  // FullyShard has printed its warnings.
 }
 
 // Each rank reads its part. A checkpoint has all values too.

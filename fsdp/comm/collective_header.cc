@@ -36,10 +36,21 @@ std::string Details(const CollectiveHeader& header) {
 const char* Remedy(const CollectiveHeader& a, const CollectiveHeader& b) {
   if (a.operation == b.operation &&
       std::strncmp(a.what, b.what, sizeof(a.what)) == 0) {
-    return "the ranks must be given the same model and options";
+    return "the ranks must be given the same model and options, and the same "
+           "divisor of gradients";
   }
-  return "all ranks must run the same units in the same order; mark modules "
-         "whose children differ between ranks with ranks_may_differ";
+  if ((a.operation == Operation::kReduceScatter ||
+       a.operation == Operation::kAllReduce) !=
+      (b.operation == Operation::kReduceScatter ||
+       b.operation == Operation::kAllReduce)) {
+    return "one reduces and the other does not: gradient sync (NoSync) must be "
+           "the same on all ranks, and all must run the same units in the same "
+           "order; mark modules whose children differ between ranks with "
+           "ranks_may_differ";
+  }
+  return "all ranks must run the same units in the same order, with the same "
+         "divisor of gradients; mark modules whose children differ between "
+         "ranks with ranks_may_differ";
 }
 
 }  // namespace

@@ -163,5 +163,61 @@ TEST(AgreementCases, Shp11RowsThatLeaveRanksWithoutAnyAreReported) {
   });
 }
 
+// What every rank throws, by rank, when rank 1 has `set` something otherwise.
+std::vector<absl::Status> StatusesOfStep(
+    const Mode& mode, const std::function<void(FullyShardedModule&)>& set) {
+  const int kRanks = 4;
+  std::vector<absl::Status> statuses(kRanks);
+  const auto run = [&](const World& world) {
+    const auto model = MakeMlp({4, 5, 2});
+    FillParameters(*model);
+    const auto sharded = *FullyShard(
+        *model, *DeviceMesh::Create(world, mode.mesh), mode.options);
+    if (world->rank() == 1) set(*sharded);
+    statuses[world->rank()] = ThrownStatus([&] {
+      SumOfSquares((*model)(CaseInput(3, 4, world->rank(), 0))).Backward();
+      sharded->GradNorm();
+    });
+    if (!statuses[world->rank()].ok()) world->Abort(statuses[world->rank()]);
+  };
+  RunRanks(kRanks, run);
+  return statuses;
+}
+
+// Rank 0 shares every collective with rank 1; ranks of other groups may only be
+// told that these two ended.
+void ExpectNamedOnAllRanks(const std::vector<absl::Status>& statuses,
+                           const std::string& text) {
+  for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(statuses[rank],
+                StatusIs(absl::StatusCode::kFailedPrecondition, text));
+  }
+}
+
+// GRD-06. Also where the collective that two ranks share does not divide
+// (grids), or by a part alone (float16).
+TEST(AgreementCases, ADivisorThatDiffersIsAnErrorOnAllRanks) {
+  const auto set = [](FullyShardedModule& m) { m.set_gradient_divisor(8.0); };
+  for (Mode mode : AllModes(4)) {
+    for (const DType reduce : {DType::kFloat32, DType::kFloat16}) {
+      mode.options.mixed_precision.reduce_dtype = reduce;
+      SCOPED_TRACE(absl::StrCat(mode.name, " ", DTypeName(reduce)));
+      ExpectNamedOnAllRanks(StatusesOfStep(mode, set), "divisor of gradients");
+    }
+  }
+}
+
+TEST(AgreementCases, NoSyncOnOneRankIsAnErrorOnAllRanks) {
+  const auto set = [](FullyShardedModule& m) {
+    m.set_requires_gradient_sync(false);
+  };
+  for (const Mode& mode : AllModes(4)) {
+    SCOPED_TRACE(mode.name);
+    ExpectNamedOnAllRanks(StatusesOfStep(mode, set),
+                          "gradient sync (NoSync) must be the same");
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include "kernels/status.h"
 #include "tests/distributed/case_models.h"
 #include "tests/distributed/sharded_run.h"
+#include "tests/testing/status_matchers.h"
 
 namespace tessera {
 namespace {
@@ -87,6 +88,56 @@ TEST(BackwardCases, ABackwardThatThrewLeavesNothingForTheNext) {
       SCOPED_TRACE(absl::StrCat(mode.name, " ", new_forward));
       ExpectSame(RunSharded(scenario, 2, mode), expected, 1e-5);
     }
+  }
+}
+
+// Behind it clipping and all else work at once: on what reached the shards.
+TEST(BackwardCases, ABackwardThatThrewIsOver) {
+  for (const Mode& mode : AllModes(2)) {
+    SCOPED_TRACE(mode.name);
+    const auto after = [](Module& model, FullyShardedModule& sharded) {
+      const Pass pass(sharded.mesh().world()->rank(), 0, 1.0);
+      const Variable bad = LossThatMayThrow(model, pass, true);
+      EXPECT_THROW(bad.Backward(), Error);
+      EXPECT_GE(sharded.ClipGradNorm(1.0), 0.0);
+      ExpectNothingGathered(sharded);
+      for (const ShardedParameter& p : sharded.Parameters()) {
+        if (!p.sharded) continue;
+        EXPECT_EQ(p.variable.shape().num_elements(), p.length) << p.name;
+      }
+      sharded.ZeroGrad();
+      LossThatMayThrow(model, pass, false).Backward();
+      EXPECT_GT(sharded.ClipGradNorm(1.0), 0.0);
+    };
+    Scenario scenario = MlpScenario();
+    scenario.num_steps = 1;
+    RunSharded(scenario, 2, mode, after);
+  }
+}
+
+// The engine cannot see that it has been left, and says how to tell it.
+TEST(BackwardCases, BehindAForwardThatThrewReshardBeginsAnew) {
+  for (const Mode& mode : AllModes(2)) {
+    SCOPED_TRACE(mode.name);
+    const auto after = [](Module& model, FullyShardedModule& sharded) {
+      const Pass pass(sharded.mesh().world()->rank(), 0, 1.0);
+      Module& last = *model.NamedModules().back().module;
+      const int64_t hook =
+          last.AddPreForwardHook([](Module&, const std::vector<Variable*>&) {
+            throw Error(absl::InternalError("no forward"));
+          });
+      EXPECT_THROW(LossThatMayThrow(model, pass, false), Error);
+      last.RemoveForwardHook(hook);
+      EXPECT_THROWS_ERROR(sharded.GradNorm(),
+                          absl::StatusCode::kFailedPrecondition,
+                          "call Reshard first");
+      sharded.Reshard();
+      ExpectNothingGathered(sharded);
+      EXPECT_GT(sharded.GradNorm(), 0.0);
+    };
+    Scenario scenario = MlpScenario();
+    scenario.num_steps = 1;
+    RunSharded(scenario, 2, mode, after);
   }
 }
 

@@ -1,8 +1,12 @@
 // Units that some ranks run and others do not.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -172,6 +176,89 @@ TEST(ExpertsCases, Use02TwoForwardsThenTwoBackwards) {
       pass.Backward(a);
       pass.Backward(b);
     });
+  }
+}
+
+// GRD-09. Ranks choose differently twice, and one backward takes both.
+TEST(ExpertsCases, Use02OneBackwardOverTwoForwards) {
+  ExpectMixtures([](Module& model, Pass& pass) {
+    const Variable a =
+        MixtureLoss(model, MixtureInput(pass.rank(), pass.step()));
+    const Variable b =
+        MixtureLoss(model, MixtureInput(pass.rank(), pass.step() + 3));
+    pass.Backward(functions::Add(a, b));
+  });
+}
+
+// Units are held for the backwards of two forwards, and no longer than that.
+TEST(ExpertsCases, Use02AStepWithOneForwardHoldsNothing) {
+  Mode mode = PerParameter();
+  mode.options.auto_wrap_policy = WrapByClass{{"Layer"}};
+  const auto after = [&](Module& model, FullyShardedModule& sharded) {
+    const auto num_gathered_last = [&](int num_forwards) {
+      sharded.ZeroGrad();
+      const int rank = sharded.mesh().world()->rank();
+      Variable loss = MixtureLoss(model, MixtureInput(rank, 0));
+      for (int i = 1; i < num_forwards; ++i) {
+        loss = functions::Add(loss, MixtureLoss(model, MixtureInput(rank, i)));
+      }
+      loss.Backward();
+      int gathered = 0;
+      int most = 0;
+      for (const ScheduleStep& s : sharded.schedule().current()) {
+        if (!s.backward) continue;
+        gathered += s.kind == StepKind::kWait ? 1 : 0;
+        gathered -= s.kind == StepKind::kReshard ? 1 : 0;
+        most = std::max(most, gathered);
+      }
+      return most;
+    };
+    const int one = num_gathered_last(1);
+    EXPECT_GT(num_gathered_last(2), one);
+    EXPECT_EQ(num_gathered_last(1), one);
+  };
+  RunSharded({.make_model = [] { return MakeMixtures(Again::kNothing); },
+              .train = [](Module&, Pass&) {},
+              .num_steps = 0},
+             2, mode, after);
+}
+
+// GRD-02. Gradients of ranks that chose differently wait unreduced.
+TEST(ExpertsCases, Use02AccumulationWithoutReducing) {
+  const auto micro_batch = [](Module& model, int rank, int i) {
+    return functions::Scale(MixtureLoss(model, MixtureInput(rank, i)), 0.5);
+  };
+  for (const Mode& mode : AllModes(2)) {
+    SCOPED_TRACE(mode.name);
+    std::map<std::string, std::vector<double>> gradients[2];
+    for (const bool accumulate : {false, true}) {
+      const auto after = [&](Module& model, FullyShardedModule& sharded) {
+        const int rank = sharded.mesh().world()->rank();
+        for (int i = 0; i < 3; ++i) {
+          if (accumulate && i < 2) {
+            const auto scope = sharded.NoSync();
+            micro_batch(model, rank, i).Backward();
+          } else {
+            micro_batch(model, rank, i).Backward();
+          }
+        }
+      };
+      gradients[accumulate] =
+          RunSharded(
+              {.make_model = [] { return MakeMixtures(Again::kNothing); },
+               .train = [](Module&, Pass&) {},
+               .num_steps = 0},
+              2, mode, after)
+              .gradients;
+    }
+    for (const auto& [name, values] : gradients[0]) {
+      ASSERT_EQ(gradients[1].at(name).size(), values.size());
+      for (size_t i = 0; i < values.size(); ++i) {
+        EXPECT_NEAR(gradients[1].at(name)[i], values[i],
+                    1e-5 * (1 + std::abs(values[i])))
+            << name;
+      }
+    }
   }
 }
 

@@ -381,5 +381,15 @@ TEST_F(TrainFlagsTest, MinutesGoOnWithRunsThatHadThem) {
   EXPECT_THAT(more.output, HasSubstr("is of a run without it"));
 }
 
+TEST_F(TrainFlagsTest, AWarningIsPrintedOnce) {
+  const ProgramResult run =
+      Train("warns", {"--ranks=1", "--fsdp_version=1", "--steps=1"});
+  ASSERT_EQ(run.exit_code, 0) << run.output;
+  const std::string warning = "has nothing to shard: NO_SHARD";
+  const size_t at = run.output.find(warning);
+  ASSERT_NE(at, std::string::npos) << run.output;
+  EXPECT_EQ(run.output.find(warning, at + 1), std::string::npos) << run.output;
+}
+
 }  // namespace
 }  // namespace tessera
