@@ -86,6 +86,13 @@ class FullyShardedModule {
   };
   [[nodiscard]] NoSyncScope NoSync() { return NoSyncScope(*this); }
 
+  // Whether reductions go beyond the shard group. Without, its sums accumulate
+  // (and where each rank is a group of its own, its gradients), until a
+  // backward that does: one all-reduce for several micro-batches, for memory of
+  // a shard. To be set alike on all ranks, or the next reduction is an error on
+  // all of them. Throws where there are no replicas.
+  void set_requires_all_reduce(bool all_reduce);
+
   void ZeroGrad();
 
   // Parameters that a forward without a backward left whole show this rank's

@@ -39,6 +39,19 @@ void FullyShardedModule::set_requires_gradient_sync(bool sync) {
   runner_->set_sync(sync);
 }
 
+void FullyShardedModule::set_requires_all_reduce(bool all_reduce) {
+  CheckIdle("set_requires_all_reduce");
+  if (context_->replicate == nullptr) {
+    throw Error(absl::FailedPreconditionError(absl::StrCat(
+        "set_requires_all_reduce: on a mesh of ",
+        context_->mesh->shape().ToString(),
+        " there are no replicas, so nothing is all-reduced; give the mesh a "
+        "replicate axis, or put off all reductions by "
+        "set_requires_gradient_sync")));
+  }
+  context_->all_reduce = all_reduce;
+}
+
 FullyShardedModule::NoSyncScope::NoSyncScope(FullyShardedModule& module)
     : module_(module), previous_(module.runner_->sync()) {
   module_.set_requires_gradient_sync(false);

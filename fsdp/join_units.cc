@@ -85,7 +85,7 @@ void Runner::FinishHeld(Unit& unit) {
   run.in_backward = run.recomputed = false;
   if (!keeps) Reshard(unit);
   if (!unit.trainable()) return;
-  if (sync_) {
+  if (Reduces()) {
     Log(StepKind::kReduce, unit);
     unit.gradient().Reduce();
   } else {

@@ -123,6 +123,10 @@ bool Runner::Reshards(const Unit& unit) const {
          !unit.stays_gathered() && !unit.always_whole();
 }
 
+bool Runner::Reduces() const {
+  return sync_ && (context_->all_reduce || context_->shard != nullptr);
+}
+
 void Runner::BeginIteration() {
   if (backward_ && !Engine::InBackward()) Abandon();
   if (!order_.knows_forward()) {
@@ -366,7 +370,7 @@ void Runner::PostBackward(Unit& unit) {
   if (context_->options.backward_prefetch == BackwardPrefetch::kPost) {
     PrefetchInBackward(unit);
   }
-  if (sync_ && unit.gradient().held()) {
+  if (Reduces() && unit.gradient().held()) {
     Log(StepKind::kReduce, unit);
     unit.gradient().Reduce();
   }
@@ -381,7 +385,7 @@ void Runner::FinishBackward() {
     TESSERA_CHECK(run.pending == 0);
     run.in_backward = run.recomputed = false;
     // Gradients of earlier backwards that this one did not reach.
-    if (sync_ && unit->gradient().held()) {
+    if (Reduces() && unit->gradient().held()) {
       Log(StepKind::kReduce, *unit);
       unit->gradient().Reduce();
     }
@@ -392,7 +396,7 @@ void Runner::FinishBackward() {
     if (unit->gradient().reducing()) Log(StepKind::kFinish, *unit);
     unit->gradient().Finish();
   }
-  if (sync_) {
+  if (sync_ && context_->all_reduce) {
     replicated_.Reduce();
   } else {
     replicated_.Keep();

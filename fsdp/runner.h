@@ -89,6 +89,8 @@ class Runner {
   // Whether a backward will come to what runs now.
   static bool Training();
   bool Reshards(const Unit& unit) const;
+  // Whether backward sums gradients over any ranks.
+  bool Reduces() const;
   void AddHooks(Unit& unit);
   void AddSinks(Unit& unit);
   std::vector<int> UnitsBelow(Module& module) const;

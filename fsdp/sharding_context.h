@@ -33,6 +33,9 @@ struct ShardingContext {
   std::unique_ptr<SlotPool> wire;       // Gradients cast for the reduction.
   std::unique_ptr<SlotPool> local;      // Of this rank alone.
   double divisor = 1;                   // Of summed gradients.
+  // Whether reductions go on to the replicas; else sums over the shard group
+  // wait for one that does.
+  bool all_reduce = true;
 };
 
 }  // namespace tessera

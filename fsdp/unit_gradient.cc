@@ -46,6 +46,7 @@ void UnitGradient::TakeBuffers() {
 }
 
 bool UnitGradient::held() const {
+  if (put_off_ && !PutsOff()) return true;
   return std::any_of(
       groups_.begin(), groups_.end(),
       [](const ShardedGroup* group) { return !group->gradient()->released(); });
@@ -81,21 +82,38 @@ Tensor UnitGradient::ReductionTarget(size_t g, const Tensor& wire) {
   if (context_->replicate == nullptr) return group.ShardGradient();
   const int64_t length = group.layout().shard_length;
   Slot*& slot = buffers_[g].partial;
-  slot = context_->local->Take(length * ElementBytes(group.grad_dtype()));
-  context_->shard_stream->WaitFor(slot->free);
+  if (slot == nullptr) {
+    slot = context_->local->Take(length * ElementBytes(group.grad_dtype()));
+    context_->shard_stream->WaitFor(slot->free);
+  }
   return slot->Vector(length, group.grad_dtype());
+}
+
+// An all-reduce that was put off is one of all that it is put off for.
+void UnitGradient::NoteWritten() {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (!groups_[g]->trainable()) continue;
+    const auto& parameters = groups_[g]->parameters();
+    written_[g].resize(parameters.size());
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      written_[g][i] =
+          parameters[i].grad_written || (put_off_ && written_[g][i]);
+    }
+  }
 }
 
 Tensor UnitGradient::LocalFlags() const {
   std::vector<uint8_t> flags;
-  for (const ShardedGroup* group : groups_) {
-    if (!group->trainable()) continue;
-    for (const GroupParameter& p : group->parameters()) {
-      flags.push_back(p.grad_written ? 1 : 0);
-    }
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (!groups_[g]->trainable()) continue;
+    flags.insert(flags.end(), written_[g].begin(), written_[g].end());
   }
   const auto n = static_cast<int64_t>(flags.size());
   return Tensor::FromVector(flags, {n}, context_->device);
+}
+
+bool UnitGradient::PutsOff() const {
+  return !context_->all_reduce && context_->shard != nullptr;
 }
 
 void UnitGradient::Reduce() {
@@ -110,18 +128,27 @@ void UnitGradient::Reduce() {
     r.group = g;
     r.wire = PrepareWire(g);
     r.target = ReductionTarget(g, r.wire);
-    groups_[g]->ShardGradient();
-    r.accumulate = groups_[g]->PrepareAccumulation();
+    if (!PutsOff()) {
+      groups_[g]->ShardGradient();
+      r.accumulate = groups_[g]->PrepareAccumulation();
+    }
     work.push_back(r);
   }
+  NoteWritten();
   flags_ = LocalFlags();
   if (context_->shard != nullptr) ReduceOverShards(work);
+  if (PutsOff()) {
+    put_off_ = true;
+    GiveBackBuffers();
+    return;
+  }
   if (context_->replicate != nullptr) {
     ReduceOverReplicas(work);
   } else if (context_->shard == nullptr) {
     Merge(work);
     reduced_event_ = compute().Record();
   }
+  put_off_ = false;
   GiveBackBuffers();
   reducing_ = true;
 }
@@ -135,10 +162,12 @@ double UnitGradient::DivisorOf(DType reduce_dtype) const {
 // Ranks compare it. The divisor of a collective is not all of the divisor where
 // replicas follow, or a part comes before the sum.
 std::string UnitGradient::What() const {
-  if (context_->divisor == context_->mesh->world()->world_size()) {
-    return unit_name_;
+  std::string text = unit_name_;
+  if (context_->divisor != context_->mesh->world()->world_size()) {
+    absl::StrAppend(&text, ", gradients divided by ", context_->divisor);
   }
-  return absl::StrCat(unit_name_, ", gradients divided by ", context_->divisor);
+  if (PutsOff()) absl::StrAppend(&text, ", all-reduce put off");
+  return text;
 }
 
 void UnitGradient::ReduceOverShards(const std::vector<Reducing>& work) {
@@ -151,8 +180,8 @@ void UnitGradient::ReduceOverShards(const std::vector<Reducing>& work) {
     const bool last = context_->replicate == nullptr;
     const double divisor =
         last ? DivisorOf(groups_[r.group]->reduce_dtype()) : 1;
-    groups_[r.group]->AppendReduceParts(r.wire, r.target, last && r.accumulate,
-                                        parts[divisor]);
+    groups_[r.group]->AppendReduceParts(
+        r.wire, r.target, last ? r.accumulate : put_off_, parts[divisor]);
   }
   Tensor flags = flags_;
   for (const auto& [divisor, list] : parts) {
@@ -204,19 +233,15 @@ void UnitGradient::GiveBackBuffers() {
   for (size_t g = 0; g < groups_.size(); ++g) {
     Buffers& buffers = buffers_[g];
     if (groups_[g]->gradient()->released()) continue;
-    written_[g].clear();
-    for (const GroupParameter& p : groups_[g]->parameters()) {
-      written_[g].push_back(p.grad_written);
-    }
     groups_[g]->gradient()->Release();
     context_->gradients->GiveBack(buffers.gradient, reduced_event_);
     if (buffers.wire != nullptr) {
       context_->wire->GiveBack(buffers.wire, reduced_event_);
     }
-    if (buffers.partial != nullptr) {
-      context_->local->GiveBack(buffers.partial, reduced_event_);
-    }
-    buffers.gradient = buffers.wire = buffers.partial = nullptr;
+    buffers.gradient = buffers.wire = nullptr;
+    if (buffers.partial == nullptr || put_off_) continue;
+    context_->local->GiveBack(buffers.partial, reduced_event_);
+    buffers.partial = nullptr;
   }
 }
 
@@ -255,8 +280,11 @@ void UnitGradient::Finish() {
 
 void UnitGradient::Drop() {
   if (reducing_) compute().WaitFor(reduced_event_);
-  reducing_ = false;
+  reducing_ = put_off_ = false;
   for (size_t g = 0; g < groups_.size(); ++g) {
+    Slot*& partial = buffers_[g].partial;
+    if (partial != nullptr) context_->local->GiveBack(partial, reduced_event_);
+    partial = nullptr;
     if (groups_[g]->gradient()->released()) continue;
     groups_[g]->gradient()->Release();
     context_->gradients->GiveBack(buffers_[g].gradient, compute().Record());
@@ -269,7 +297,7 @@ void UnitGradient::Reset() {
     if (!group->gradient()->released()) group->gradient()->Release();
   }
   buffers_.assign(groups_.size(), Buffers());
-  reducing_ = false;
+  reducing_ = put_off_ = false;
   reduced_event_ = Event();
   flags_ = Tensor();
   replica_flags_ = Tensor();

@@ -35,7 +35,8 @@ class UnitGradient {
   // Whether there is room for contributions that no reduction has taken.
   bool held() const;
   // Issues the reduction of what has been accumulated, and gives the gradient
-  // buffer back.
+  // buffer back. Where the context puts off the all-reduce, the sum over the
+  // shard group is kept, and joins the next one.
   void Reduce();
   bool reducing() const { return reducing_; }
   // Compute waits for the reduction; parameters get their gradients.
@@ -68,6 +69,8 @@ class UnitGradient {
   void ReduceOverShards(const std::vector<Reducing>& work);
   void ReduceOverReplicas(const std::vector<Reducing>& work);
   void Merge(const std::vector<Reducing>& work);
+  bool PutsOff() const;
+  void NoteWritten();
   void GiveBackBuffers();
   Tensor LocalFlags() const;
   std::string What() const;
@@ -81,7 +84,10 @@ class UnitGradient {
   Event reduced_event_;
   Tensor flags_;  // Of each parameter of a trainable group: has a gradient.
   Tensor replica_flags_;
-  std::vector<std::vector<bool>> written_;  // The same, on this rank.
+  // The same, on this rank, of what the last reduction took and, as long as an
+  // all-reduce is put off, of those before it.
+  std::vector<std::vector<bool>> written_;
+  bool put_off_ = false;  // Sums over the shard group wait in `partial`.
 };
 
 }  // namespace tessera
