@@ -328,11 +328,15 @@ class FullyShardSetup {
         skipped.insert(b.variable.impl().get());
       }
     }
-    MemoryCategoryGuard guard(MemoryCategory::kData);
-    for (NamedBuffer b : module_.NamedBuffers()) {
+    auto casts = std::make_unique<BufferCasts>();
+    for (const NamedBuffer& b : module_.NamedBuffers()) {
       if (!IsFloating(b.variable.dtype())) continue;
       if (skipped.count(b.variable.impl().get()) > 0) continue;
-      b.variable.set_data(ops::Cast(b.variable.data(), *dtype));
+      casts->Add(b.variable, *dtype);
+    }
+    // Else the values before the cast go.
+    if (context_->mode.full_precision_in_eval) {
+      context_->buffer_casts = std::move(casts);
     }
   }
 

@@ -1,6 +1,7 @@
 #include "fsdp/options.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -191,6 +192,27 @@ absl::StatusOr<MixedPrecision> MixedPrecision::Parse(const std::string& text,
   return mixed;
 }
 
+namespace {
+
+void ResolveEvaluation(const FullyShardOptions& options,
+                       ResolvedMode& resolved) {
+  const char* switched = std::getenv("FSDP_USE_FULL_PREC_IN_EVAL");
+  resolved.mode.full_precision_in_eval =
+      options.full_precision_in_eval ||
+      (switched != nullptr && std::string(switched) == "1");
+  const MixedPrecision& mixed = options.mixed_precision;
+  const bool casts = mixed.param_dtype.has_value() ||
+                     mixed.buffer_dtype.has_value() ||
+                     mixed.output_dtype.has_value();
+  if (options.full_precision_in_eval && !casts) {
+    resolved.warnings.emplace_back(
+        "full_precision_in_eval comes to nothing: mixed_precision casts "
+        "neither parameters, buffers nor outputs");
+  }
+}
+
+}  // namespace
+
 absl::StatusOr<ResolvedMode> ResolveOptions(const FullyShardOptions& options,
                                             const MeshShape& mesh) {
   if (options.fsdp_version != 1 && options.fsdp_version != 2) {
@@ -211,6 +233,7 @@ absl::StatusOr<ResolvedMode> ResolveOptions(const FullyShardOptions& options,
   resolved.mode.cast_forward_inputs =
       options.mixed_precision.cast_forward_inputs.value_or(
           options.fsdp_version == 2);
+  ResolveEvaluation(options, resolved);
   return resolved;
 }
 
@@ -241,14 +264,15 @@ std::vector<std::string> DescribeOptions(const FullyShardOptions& options,
                                          int num_ranks) {
   const auto& [fsdp_version, strategy, reshard, backward_prefetch,
                forward_prefetch, limit_all_gathers, shards_in_place, mixed,
-               gradient_divisor, wrap_policy, joint_units, ignored_modules,
-               ignored_patterns, reduce_ignored_gradients, sync_module_states,
-               seed, param_init_fn] = options;
+               full_in_eval, gradient_divisor, wrap_policy, joint_units,
+               ignored_modules, ignored_patterns, reduce_ignored_gradients,
+               sync_module_states, seed, param_init_fn] = options;
   const auto& [shard_parameters, reshard_after_forward, post_forward_size,
-               replicate, cast_forward_inputs] = mode;
+               replicate, cast_forward_inputs, full_precision_in_eval] = mode;
   // Of the mode, or of the plan, or (rules of start values) of one rank alone.
-  (void)strategy, (void)reshard, (void)wrap_policy, (void)joint_units,
-      (void)ignored_modules, (void)ignored_patterns, (void)param_init_fn;
+  (void)strategy, (void)reshard, (void)full_in_eval, (void)wrap_policy,
+      (void)joint_units, (void)ignored_modules, (void)ignored_patterns,
+      (void)param_init_fn;
   using absl::StrCat;
   std::vector<std::string> lines = {
       StrCat("fsdp_version ", fsdp_version),
@@ -263,6 +287,7 @@ std::vector<std::string> DescribeOptions(const FullyShardOptions& options,
       StrCat("gradient_divisor ", gradient_divisor.value_or(num_ranks)),
       StrCat("reduce_ignored_gradients ", reduce_ignored_gradients),
       StrCat("sync_module_states ", sync_module_states),
+      StrCat("full_precision_in_eval ", full_precision_in_eval),
       StrCat("seed ", seed)};
   for (std::string& line : DescribeMixedPrecision(mixed, cast_forward_inputs)) {
     lines.push_back(std::move(line));

@@ -85,6 +85,10 @@ struct FullyShardOptions {
   bool shards_in_place = true;
 
   MixedPrecision mixed_precision;
+  // Modules in evaluation mode compute in the types of the masters, and of
+  // buffers before they were cast. Their units have gathered buffers of their
+  // own. Also where the environment has FSDP_USE_FULL_PREC_IN_EVAL=1.
+  bool full_precision_in_eval = false;
   // What summed gradients are divided by; by default the number of ranks, so
   // that a gradient is the mean over them.
   std::optional<double> gradient_divisor;
@@ -122,6 +126,7 @@ struct ShardingMode {
   int post_forward_size = 0;
   bool replicate = false;  // Gradients are all-reduced across shard groups too.
   bool cast_forward_inputs = true;  // Of units below the root.
+  bool full_precision_in_eval = false;
 };
 
 struct ResolvedMode {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "fsdp/mixed_precision.h"
 #include "kernels/status.h"
 #include "runtime/autograd/engine.h"
 #include "runtime/autograd/grad_mode.h"
@@ -139,6 +138,7 @@ void Runner::BeginIteration() {
   schedule_.Begin();
   BeginStep();
   step_has_run_ = true;
+  ShowBuffers(WantsFullPrecision(*units_.back()));
   // The optimizer wrote the shards on the compute stream.
   context_->shard_stream->WaitFor(ComputeStream(context_->device).Record());
 }
@@ -190,16 +190,6 @@ void Runner::PreRecompute(Unit& unit) {
   }
 }
 
-void Runner::CastInputs(const Unit& unit,
-                        const std::vector<Variable*>& inputs) {
-  if (!is_root(unit) && !context_->mode.cast_forward_inputs) return;
-  std::optional<DType> compute;
-  if (!unit.groups().empty()) compute = unit.groups()[0]->compute_dtype();
-  const auto dtype =
-      ForwardInputDType(context_->options.mixed_precision, compute);
-  if (dtype.has_value()) CastFloating(inputs, *dtype);
-}
-
 // [Note: frozen parameters]
 // A frozen parameter has no gradient whose arrival would say that backward is
 // done with it. A node on the unit's inputs says it: it runs after every node
@@ -217,8 +207,7 @@ void Runner::MarkBoundaries(Unit& unit, const std::vector<Variable*>& inputs) {
 }
 
 void Runner::PostForward(Unit& unit, const std::vector<Variable*>& outputs) {
-  const auto& dtype = context_->options.mixed_precision.output_dtype;
-  if (dtype.has_value()) CastFloating(outputs, *dtype);
+  CastOutputs(unit, outputs);
   for (Variable* output : outputs) {
     if (output->impl()->grad_fn != nullptr) {
       output->impl()->grad_fn->AddPreHook([this, &unit] { PreBackward(unit); });
@@ -244,14 +233,20 @@ void Runner::FinishForward() {
     const bool unused = unit->state() == UnitState::kGathering;
     if (unused && !Training()) Reshard(*unit);
   }
+  if (!Training()) ShowBuffers(/*own_types=*/false);
   if (context_->shards_in_place) WaitForAllRanks();
+}
+
+void Runner::ShowBuffers(bool own_types) {
+  if (context_->buffer_casts == nullptr) return;
+  context_->buffer_casts->ShowOwnTypes(own_types);
 }
 
 void Runner::ReshardAfterForward(Unit& unit) {
   if (unit.state() != UnitState::kUnsharded) return;
   const bool training = Training();
   if (training && !Reshards(unit)) return;
-  if (training && context_->post_forward != nullptr) {
+  if (training && context_->post_forward != nullptr && !unit.full_precision()) {
     Log(StepKind::kReshard, unit);
     runs_[unit.index()].kept_in = num_iterations_;
     LimitBy(unit, unit.ReshardPostForward());
@@ -262,6 +257,7 @@ void Runner::ReshardAfterForward(Unit& unit) {
 
 void Runner::EnsureUnsharded(Unit& unit) {
   unit.TakeReplacedValues();
+  ChoosePrecision(unit);
   if (unit.state() == UnitState::kUnsharded) return;
   if (unit.state() == UnitState::kSharded) Gather(unit, /*prefetch=*/false);
   if (!unit.always_whole()) Log(StepKind::kWait, unit);
@@ -275,7 +271,9 @@ void Runner::Gather(Unit& unit, bool prefetch) {
   if (!unit.always_whole()) Log(StepKind::kGather, unit, prefetch);
   // Shards may have been written since an earlier forward.
   const bool stale = runs_[unit.index()].kept_in != num_iterations_;
-  if (stale && !Engine::InBackward()) unit.DropKept();
+  const bool full = WantsFullPrecision(unit);
+  if (full || (stale && !Engine::InBackward())) unit.DropKept();
+  unit.set_full_precision(full);
   unit.Gather();
 }
 

@@ -80,7 +80,8 @@ class Runner {
     int64_t ended_at = 0;                    // Its last forward, in forwards.
     int64_t scope = 0;        // The RecomputeScope of that forward.
     bool recomputed = false;  // In this backward, of which it waits for more.
-    int64_t kept_in = 0;      // The iteration that kept a part, see Unit.
+    bool graph_in_full_precision = false;  // Of its last one with gradients.
+    int64_t kept_in = 0;  // The iteration that kept a part, see Unit.
   };
 
   bool is_root(const Unit& unit) const {
@@ -110,10 +111,14 @@ class Runner {
   void PreRecompute(Unit& unit);
   void BeginIteration();
   void ForgetStep();
+  bool WantsFullPrecision(const Unit& unit) const;
+  void ChoosePrecision(Unit& unit);
   void CastInputs(const Unit& unit, const std::vector<Variable*>& inputs);
+  void CastOutputs(const Unit& unit, const std::vector<Variable*>& outputs);
   void MarkBoundaries(Unit& unit, const std::vector<Variable*>& inputs);
   void ReshardAfterForward(Unit& unit);
   void FinishForward();
+  void ShowBuffers(bool own_types);
 
   void PreBackward(Unit& unit);
   void Expect(Unit& unit, int64_t num_contributions);

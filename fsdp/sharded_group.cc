@@ -106,6 +106,11 @@ ShardedGroup::ShardedGroup(std::vector<GroupParameter> parameters,
   gathered_ = Storage::Deferred(
       options_.device, layout_.unsharded_length * ElementBytes(compute_dtype()),
       absl::StrCat("parameters of unit ", options_.unit_name));
+  if (options_.full_precision_in_eval && compute_dtype() != master_dtype_) {
+    full_gathered_ = Storage::Deferred(
+        options_.device, layout_.unsharded_length * ElementBytes(master_dtype_),
+        absl::StrCat("full parameters of unit ", options_.unit_name));
+  }
   gradient_ = Storage::Deferred(
       options_.device, layout_.unsharded_length * ElementBytes(grad_dtype()),
       absl::StrCat("gradients of unit ", options_.unit_name));
@@ -120,7 +125,7 @@ bool ShardedGroup::trainable() const {
       [](const GroupParameter& p) { return p.variable.requires_grad(); });
 }
 
-int64_t ShardedGroup::gathered_bytes() const { return gathered_->num_bytes(); }
+int64_t ShardedGroup::gathered_bytes() const { return gathered()->num_bytes(); }
 int64_t ShardedGroup::gradient_bytes() const { return gradient_->num_bytes(); }
 
 Tensor ShardedGroup::Unpermuted(const Tensor& stored,
@@ -148,6 +153,11 @@ void ShardedGroup::AllocateShard(std::shared_ptr<Storage> common) {
         Tensor::View(gathered_, offset, StoredShape(p), compute_dtype());
     p.unsharded =
         Unpermuted(always_whole() ? WithOwnVersion(stored) : stored, p);
+    if (full_gathered_ != nullptr) {
+      p.unsharded_full = Unpermuted(
+          Tensor::View(full_gathered_, offset, StoredShape(p), master_dtype_),
+          p);
+    }
     p.grad = Unpermuted(
         Tensor::View(gradient_, offset, StoredShape(p), grad_dtype()), p);
     p.local =
@@ -231,7 +241,7 @@ bool ShardedGroup::TakeReplacedValues(bool at_rest, bool show_whole) {
   bool any = false;
   for (GroupParameter& p : parameters_) {
     const Tensor& data = p.variable.data();
-    if (IsSameView(data, show_whole ? p.unsharded : p.local)) continue;
+    if (IsSameView(data, show_whole ? Unsharded(p) : p.local)) continue;
     if ((!at_rest && !always_whole()) || data.shape() != p.local.shape() ||
         data.dtype() != p.local.dtype() || data.device() != p.local.device()) {
       throw Error(absl::FailedPreconditionError(absl::StrCat(
@@ -252,11 +262,11 @@ void ShardedGroup::ShowLocal() {
   for (GroupParameter& p : parameters_) p.variable.set_data(p.local);
 }
 void ShardedGroup::ShowUnsharded() {
-  for (GroupParameter& p : parameters_) p.variable.set_data(p.unsharded);
+  for (GroupParameter& p : parameters_) p.variable.set_data(Unsharded(p));
 }
 
 Tensor ShardedGroup::WholeParameters() const {
-  return Vector(gathered_, 0, layout_.unsharded_length, compute_dtype());
+  return Vector(gathered(), 0, layout_.unsharded_length, gathered_dtype());
 }
 Tensor ShardedGroup::WholeGradient() const {
   return Vector(gradient_, 0, layout_.unsharded_length, grad_dtype());

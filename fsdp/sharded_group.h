@@ -21,6 +21,7 @@ struct GroupParameter {
   std::vector<int> order;  // Its dims from slowest to fastest in memory.
   std::optional<ShardPiece> piece;  // What this rank keeps; none: nothing.
   Tensor unsharded;                 // The whole, in the gathered buffer.
+  Tensor unsharded_full;            // The same in full precision, if wanted.
   Tensor local;  // This rank's part, in the shard; a storage of its own counts
                  // its versions.
   Tensor grad;   // The whole gradient, in the gradient buffer.
@@ -35,6 +36,8 @@ struct GroupOptions {
   DType compute_dtype = DType::kFloat32;
   DType reduce_dtype = DType::kFloat32;
   Device device;
+  // See [Note: evaluation in full precision].
+  bool full_precision_in_eval = false;
 };
 
 // Memory and arithmetic of one group; says nothing about when. The master
@@ -53,6 +56,14 @@ class ShardedGroup {
   DType master_dtype() const { return master_dtype_; }
   DType compute_dtype() const { return options_.compute_dtype; }
   DType reduce_dtype() const { return options_.reduce_dtype; }
+  // Of what is gathered now: the masters', or that of computation.
+  DType gathered_dtype() const {
+    return full_precision_ ? master_dtype_ : compute_dtype();
+  }
+  // While nothing is gathered.
+  void set_full_precision(bool value) {
+    full_precision_ = value && full_gathered_ != nullptr;
+  }
   DType grad_dtype() const { return AccumulateDType(master_dtype_); }
   // Whether any parameter of the group requires a gradient now.
   bool trainable() const;
@@ -72,7 +83,9 @@ class ShardedGroup {
   // Takes this rank's part of the whole value of parameter `index`.
   void SetFromWhole(size_t index, const Tensor& whole);
 
-  const std::shared_ptr<Storage>& gathered() const { return gathered_; }
+  const std::shared_ptr<Storage>& gathered() const {
+    return full_precision_ ? full_gathered_ : gathered_;
+  }
   int64_t gathered_bytes() const;
   const std::shared_ptr<Storage>& gradient() const { return gradient_; }
   int64_t gradient_bytes() const;
@@ -114,6 +127,9 @@ class ShardedGroup {
   Tensor LocalGradient(size_t index) const;
 
  private:
+  const Tensor& Unsharded(const GroupParameter& p) const {
+    return full_precision_ ? p.unsharded_full : p.unsharded;
+  }
   Tensor LocalView(const Tensor& shard, size_t index) const;
   Tensor WithOwnVersion(const Tensor& part) const;
   Tensor MasterVector(int64_t shard_offset, int64_t length) const;
@@ -129,6 +145,8 @@ class ShardedGroup {
   std::shared_ptr<Storage> common_;  // See [Note: shards in place].
   Tensor shard_grad_;
   std::shared_ptr<Storage> gathered_;
+  std::shared_ptr<Storage> full_gathered_;  // Null where it would be no other.
+  bool full_precision_ = false;
   std::shared_ptr<Storage> gradient_;
 };
 

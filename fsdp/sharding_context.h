@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "fsdp/buffer_casts.h"
 #include "fsdp/comm/communicator.h"
 #include "fsdp/device_mesh.h"
 #include "fsdp/options.h"
@@ -32,7 +33,8 @@ struct ShardingContext {
   std::unique_ptr<SlotPool> gradients;  // Unsharded gradients.
   std::unique_ptr<SlotPool> wire;       // Gradients cast for the reduction.
   std::unique_ptr<SlotPool> local;      // Of this rank alone.
-  double divisor = 1;                   // Of summed gradients.
+  std::unique_ptr<BufferCasts> buffer_casts;  // Null: buffers keep their type.
+  double divisor = 1;                         // Of summed gradients.
   // Whether reductions go on to the replicas; else sums over the shard group
   // wait for one that does.
   bool all_reduce = true;

@@ -37,6 +37,7 @@ GroupOptions OptionsOfGroup(const ShardingContext& context,
   options.world_size = context.shard_size;
   options.rank = context.shard_rank;
   options.device = context.device;
+  options.full_precision_in_eval = context.mode.full_precision_in_eval;
   options.compute_dtype = ComputeDType(mixed, master);
   options.reduce_dtype =
       ReduceDType(mixed, master, context.options.fsdp_version);
@@ -95,7 +96,7 @@ Tensor Unit::SlotWhole(size_t g) const {
   const ShardedGroup& group = *groups_[g];
   return Tensor::View(
       group.in_place() ? group.common() : buffers_[g].gathered->memory, 0,
-      {group.layout().unsharded_length}, group.compute_dtype());
+      {group.layout().unsharded_length}, group.gathered_dtype());
 }
 
 // Whether all ranks see one gathered buffer.
@@ -106,7 +107,7 @@ bool Unit::IsCommon(size_t g) const {
 // The shard in the type of the gathered buffer, on the shard's stream.
 Tensor Unit::CastShard(size_t g) {
   ShardedGroup& group = *groups_[g];
-  if (group.compute_dtype() == group.master_dtype()) return group.shard();
+  if (group.gathered_dtype() == group.master_dtype()) return group.shard();
   const int64_t length = group.layout().shard_length;
   Slot*& slot = buffers_[g].cast;
   slot = context_->local->Take(length * ElementBytes(group.compute_dtype()));
@@ -114,6 +115,13 @@ Tensor Unit::CastShard(size_t g) {
   Tensor cast = slot->Vector(length, group.compute_dtype());
   ops::Copy(group.shard(), cast);
   return cast;
+}
+
+void Unit::set_full_precision(bool value) {
+  if (full_precision_ == value) return;
+  TESSERA_CHECK(state_ == UnitState::kSharded);
+  full_precision_ = value;
+  for (auto& group : groups_) group->set_full_precision(value);
 }
 
 void Unit::TakeReplacedValues() {

@@ -44,6 +44,10 @@ class Unit {
   bool stays_gathered() const { return stays_gathered_; }
   void set_stays_gathered(bool value) { stays_gathered_ = value; }
 
+  // What is gathered is in the masters' types; set while it is sharded.
+  bool full_precision() const { return full_precision_; }
+  void set_full_precision(bool value);
+
   // See ShardedGroup.
   void TakeReplacedValues();
 
@@ -91,6 +95,7 @@ class Unit {
   UnitState state_ = UnitState::kSharded;
   bool kept_ = false;
   bool stays_gathered_ = false;
+  bool full_precision_ = false;
   Event gathered_event_;
   UnitGradient gradient_;
 };

@@ -69,6 +69,8 @@ std::vector<Difference> Differences() {
       {"reduce_ignored_gradients",
        [](Options& o) { o.reduce_ignored_gradients = false; }},
       {"sync_module_states", [](Options& o) { o.sync_module_states = true; }},
+      {"full_precision_in_eval",
+       [](Options& o) { o.full_precision_in_eval = true; }},
       {"seed", [](Options& o) { o.seed = 7; }},
   };
 }
