@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/convert/llmc_config.h"
+#include "checkpoint/convert/new_folder.h"
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/folder_writer.h"
 #include "checkpoint/huggingface/model_config.h"
@@ -161,6 +163,20 @@ absl::Status WriteDistributed(const CastingSource& source,
   return FinishDistributedFolder(folder, metadata);
 }
 
+// Whether a folder holds files of a checkpoint alone, whole or not.
+bool IsUnfinishedCheckpoint(const std::string& folder) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename();
+    if (!it->is_regular_file(error) ||
+        !(name.starts_with("rank-") || name.starts_with(kManifestName))) {
+      return false;
+    }
+  }
+  return !error;
+}
+
 // A checkpoint of ours on its way: gone at the end, unless it got its name.
 class NewCheckpoint {
  public:
@@ -175,17 +191,15 @@ class NewCheckpoint {
           ": holds other things than a checkpoint, which saving would "
           "remove; choose another folder"));
     }
-    if (fs::exists(UnfinishedPath(path), error)) {
-      return absl::AlreadyExistsError(
-          absl::StrCat(UnfinishedPath(path),
-                       ": is left from a save that was interrupted, or still "
-                       "goes on; remove it"));
-    }
+    const std::string unfinished = UnfinishedPath(path);
+    const bool was_there = fs::exists(unfinished, error);
     const std::string parent = fs::path(path).parent_path();
-    std::unique_ptr<NewCheckpoint> made(
-        new NewCheckpoint(path, parent.empty() ? "." : parent));
-    RETURN_IF_ERROR(JoinCheckpoint(made->parent_, path));
-    return made;
+    const std::string folder = parent.empty() ? "." : parent;
+    RETURN_IF_ERROR(JoinCheckpoint(folder, path));
+    FolderLock lock = FolderLock::Take(unfinished);
+    if (was_there) RETURN_IF_ERROR(Clear(unfinished, lock));
+    return std::unique_ptr<NewCheckpoint>(
+        new NewCheckpoint(path, folder, std::move(lock)));
   }
   ~NewCheckpoint() {
     std::error_code ignored;
@@ -206,11 +220,32 @@ class NewCheckpoint {
   }
 
  private:
-  NewCheckpoint(std::string path, std::string parent)
-      : path_(std::move(path)), parent_(std::move(parent)) {}
+  NewCheckpoint(std::string path, std::string parent, FolderLock lock)
+      : path_(std::move(path)),
+        parent_(std::move(parent)),
+        lock_(std::move(lock)) {}
+
+  // What a process left that was killed.
+  static absl::Status Clear(const std::string& unfinished,
+                            const FolderLock& lock) {
+    if (!lock.is_mine() || !IsUnfinishedCheckpoint(unfinished)) {
+      return absl::AlreadyExistsError(
+          absl::StrCat(unfinished,
+                       ": is left from a save that was interrupted, or still "
+                       "goes on; remove it"));
+    }
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(unfinished, error)) {
+      if (!error) fs::remove(entry.path(), error);
+    }
+    if (!error) return absl::OkStatus();
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrCat("clear ", unfinished));
+  }
 
   const std::string path_;
   const std::string parent_;
+  const FolderLock lock_;
   bool committed_ = false;
 };
 
@@ -286,7 +321,18 @@ absl::Status WriteLlmc(const CastingSource& source, const std::string& path,
         "llm.c: heads: wanted their number (--heads), which no config.json "
         "beside the weights says");
   }
+  const std::string parent = fs::path(path).parent_path();
+  if (!parent.empty()) RETURN_IF_ERROR(MakeFolders(parent));
   return WriteLlmcModel(source, num_heads, path);
+}
+
+// Into a folder that appears when all is written.
+absl::Status Into(
+    const std::string& path,
+    const std::function<absl::Status(const std::string&)>& write) {
+  ASSIGN_OR_RETURN(NewFolder folder, NewFolder::Make(path));
+  RETURN_IF_ERROR(write(folder.path()));
+  return folder.Commit();
 }
 
 absl::Status CompareTensor(const WeightSource& a, const WeightSource& b,
@@ -315,11 +361,18 @@ absl::Status CopyWeights(const WeightSource& source, WeightFormat format,
   RETURN_IF_ERROR(casting.Check(format));
   switch (format) {
     case WeightFormat::kSafetensors:
-      return WriteFolder(casting, FolderFormat::kSafetensors, path, options);
+      return Into(path, [&](const std::string& folder) {
+        return WriteFolder(casting, FolderFormat::kSafetensors, folder,
+                           options);
+      });
     case WeightFormat::kTorch:
-      return WriteFolder(casting, FolderFormat::kTorch, path, options);
+      return Into(path, [&](const std::string& folder) {
+        return WriteFolder(casting, FolderFormat::kTorch, folder, options);
+      });
     case WeightFormat::kDistributed:
-      return WriteDistributed(casting, path);
+      return Into(path, [&](const std::string& folder) {
+        return WriteDistributed(casting, folder);
+      });
     case WeightFormat::kNative:
       return WriteNative(casting, path, options);
     case WeightFormat::kLlmc:

@@ -31,10 +31,11 @@ struct CopyOptions {
 
 // Writes all of `source` to `path`: a file for llm.c, else a folder, which
 // replaces the weights that it holds in this format. Memory is two copies of
-// the largest tensor, whose second one is the cast. Nothing appears before all
-// is written. Elements of an opaque type are copied as they are, where the
-// format has it. kUnimplemented for another element type that tessera lacks,
-// before anything is created.
+// the largest tensor, whose second one is the cast. A new folder appears when
+// all of it is written, and what a killed process left beside it goes. Elements
+// of an opaque type are copied as they are, where the format has it.
+// kUnimplemented for another element type that tessera lacks, before anything
+// is created.
 absl::Status CopyWeights(const WeightSource& source, WeightFormat format,
                          const std::string& path, const CopyOptions& options);
 

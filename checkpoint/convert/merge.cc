@@ -114,7 +114,6 @@ absl::Status MergeNested(const DistributedCheckpoint& checkpoint,
 absl::Status MergeFlat(const WeightSource& source, const std::string& output,
                        FolderFormat format, bool compare,
                        const MergeOptions& options) {
-  ASSIGN_OR_RETURN(NewFolder folder, NewFolder::Make(output));
   CopyOptions copy;
   copy.max_shard_bytes = options.max_shard_bytes;
   int64_t total_bytes = 0;
@@ -127,7 +126,6 @@ absl::Status MergeFlat(const WeightSource& source, const std::string& output,
                                   ? WeightFormat::kTorch
                                   : WeightFormat::kSafetensors,
                               output, copy));
-  folder.Keep();
   if (!compare) return absl::OkStatus();
   // Weights of the other format may be in the folder, too.
   ASSIGN_OR_RETURN(const FolderWeights written,
@@ -194,9 +192,9 @@ absl::StatusOr<bool> MergeIfNested(const std::string& folder,
         "\"), as an optimizer does, which safetensors cannot hold; use "
         "safe_serialization = false (--unsafe_serialization)"));
   }
-  ASSIGN_OR_RETURN(NewFolder folder_made, NewFolder::Make(output));
-  RETURN_IF_ERROR(MergeNested(checkpoint, output, options));
-  folder_made.Keep();
+  ASSIGN_OR_RETURN(NewFolder made, NewFolder::Make(output));
+  RETURN_IF_ERROR(MergeNested(checkpoint, made.path(), options));
+  RETURN_IF_ERROR(made.Commit());
   return true;
 }
 

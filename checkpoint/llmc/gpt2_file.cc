@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
@@ -304,6 +305,10 @@ absl::Status WriteLlmcModel(const WeightSource& source, int num_heads,
   const std::vector<LlmcTensor> tensors = LlmcTensors(config);
   ASSIGN_OR_RETURN(const DType dtype, input.Check(tensors));
   RETURN_IF_ERROR(input.CheckNothingIsLeftOut(tensors));
+  const std::filesystem::path whole(path);
+  RETURN_IF_ERROR(RemoveAbandonedFiles(
+      whole.has_parent_path() ? whole.parent_path() : ".",
+      [&](const std::string& name) { return name == whole.filename(); }));
   ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path));
   Header header = {kMagic,
                    dtype == DType::kFloat32 ? 3 : 5,
