@@ -16,14 +16,30 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kZipMagic("PK\x03\x04", 4);
-// The first pickle of the older form: a number.
+// The first pickle of the older form, behind its protocol: a number. From
+// protocol 4 on it lies in a frame.
 constexpr std::string_view kLegacyMagic(
-    "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e", 15);
+    "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e", 13);
+constexpr std::string_view kLegacyFrame("\x95\x0d\0\0\0\0\0\0\0", 9);
 constexpr int64_t kLegacyProtocol = 1001;
 constexpr int kMaxVersion = 10;
 
 bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
+}
+
+// Where the first pickle of a file of the older form ends; 0: of another form.
+size_t EndOfLegacyMagic(std::string_view bytes) {
+  if (bytes.size() < 2 || bytes[0] != '\x80' || bytes[1] < 2 || bytes[1] > 5) {
+    return 0;
+  }
+  const bool is_framed = bytes[1] >= 4;
+  size_t at = 2;
+  if (is_framed && StartsWith(bytes.substr(at), kLegacyFrame)) {
+    at += kLegacyFrame.size();
+  }
+  return StartsWith(bytes.substr(at), kLegacyMagic) ? at + kLegacyMagic.size()
+                                                    : 0;
 }
 
 std::string Escaped(std::string_view text) {
@@ -215,8 +231,8 @@ absl::StatusOr<TorchRecord> ReadLegacyRecord(std::string_view bytes, size_t& at,
   return TorchRecord{*data};
 }
 
-absl::StatusOr<TorchContainer> ParseLegacy(std::string_view bytes) {
-  size_t at = kLegacyMagic.size();
+// From the end of the first pickle on.
+absl::StatusOr<TorchContainer> ParseLegacy(std::string_view bytes, size_t at) {
   RETURN_IF_ERROR(ReadLegacySystem(bytes, at));
   ASSIGN_OR_RETURN(PickleGraph graph, NextPickle(bytes, at));
   ASSIGN_OR_RETURN(const PickleGraph keys, NextPickle(bytes, at));
@@ -258,7 +274,8 @@ std::string_view StorageBytes(const TorchContainer& container,
 
 absl::StatusOr<TorchContainer> ParseTorchContainer(std::string_view bytes) {
   if (StartsWith(bytes, kZipMagic)) return ParseZip(bytes);
-  if (StartsWith(bytes, kLegacyMagic)) return ParseLegacy(bytes);
+  const size_t begin = EndOfLegacyMagic(bytes);
+  if (begin > 0) return ParseLegacy(bytes, begin);
   return NotOfTorch(bytes);
 }
 

@@ -116,6 +116,30 @@ TEST_P(GoldenTorchTest, IsTheSameWhenWrittenAgain) {
   EXPECT_LE(fs::file_size(path), fs::file_size(GetParam()) * 3);
 }
 
+// Files of the older form may begin with a pickle of any protocol.
+TEST(OlderTorchFileTest, IsKnownByItsNumberInAnyProtocol) {
+  for (const std::string& path : Files()) {
+    const std::string text = *ReadFile(path);
+    if (text.substr(0, 3) != "\x80\x02\x8a") continue;
+    const auto wanted = TorchFile::Open(path)->ReadValue();
+    ASSERT_OK(wanted);
+    const std::string changed = testing::TempDir() + "/protocol.bin";
+    for (const char protocol : {3, 4, 5}) {
+      std::string begin = {'\x80', protocol};
+      if (protocol > 3) begin += std::string("\x95\x0d\0\0\0\0\0\0\0", 9);
+      ASSERT_OK(WriteFile(changed, begin + text.substr(2)));
+      const auto file = TorchFile::Open(changed);
+      ASSERT_OK(file);
+      const auto value = file->ReadValue();
+      ASSERT_OK(value);
+      EXPECT_TRUE(*value == *wanted);
+    }
+    ASSERT_OK(WriteFile(changed, "\x80\x06" + text.substr(2)));
+    EXPECT_THAT(TorchFile::Open(changed),
+                StatusIs(absl::StatusCode::kInvalidArgument, "torch.save"));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, GoldenTorchTest, ::testing::ValuesIn(Files()),
                          [](const auto& info) {
                            return GoldenTestName(info.param, info.index);
