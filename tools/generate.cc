@@ -18,6 +18,7 @@
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/generation_config.h"
 #include "checkpoint/huggingface/load_weights.h"
+#include "checkpoint/huggingface/tied_head.h"
 #include "kernels/status.h"
 #include "runtime/data/tokenizer/chat_template.h"
 #include "runtime/nn/lora.h"
@@ -183,7 +184,7 @@ absl::Status Adapt(CausalLM& model, const std::string& folder) {
 }
 
 absl::StatusOr<Speaker> OpenSpeaker(const std::string& folder) {
-  ASSIGN_OR_RETURN(const FolderConfig config, ReadFolderConfig(folder));
+  ASSIGN_OR_RETURN(const FolderConfig config, ReadConfigOfWeights(folder));
   PrintWarnings(config.warnings);
   ASSIGN_OR_RETURN(const GenerationConfig generation,
                    ReadGenerationConfig(folder));

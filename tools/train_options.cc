@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/shard_plan.h"
+#include "checkpoint/huggingface/tied_head.h"
 #include "kernels/status.h"
 #include "tools/cache_folder.h"
 #include "tools/flag_file.h"
@@ -249,7 +250,7 @@ absl::Status CheckNoModelFlags() {
 absl::Status SetModelFromFolder(const std::string& folder,
                                 TrainOptions& options) {
   RETURN_IF_ERROR(CheckNoModelFlags());
-  ASSIGN_OR_RETURN(FolderConfig config, ReadFolderConfig(folder));
+  ASSIGN_OR_RETURN(FolderConfig config, ReadConfigOfWeights(folder));
   options.model = config.model;
   options.model_folder = folder;
   options.model_config_text = std::move(config.text);

@@ -6,9 +6,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface/tied_head.h"
+#include "checkpoint/huggingface/write_config.h"
 #include "checkpoint/safetensors/safetensors_writer.h"
 #include "runtime/data/file_io.h"
 #include "runtime/device/allocator.h"
@@ -158,6 +161,47 @@ TEST(LoadWeightsTest, OtherNamesForTheSame) {
       });
     }
   }
+}
+
+// A config that ties a head which the weights have of its own: both are kept,
+// as in transformers.
+TEST(LoadWeightsTest, AHeadOfItsOwnIsNotTied) {
+  const std::string folder = FreshFolder("own_head");
+  ASSERT_OK(
+      WriteFile(folder + "/config.json", SerializeModelConfig(SmallGpt2())));
+  const TensorMap plain = Gpt2Values(DType::kFloat32);
+  const Tensor embedding = plain.at("transformer.wte.weight");
+  TensorMap file = plain;
+  const auto config_of = [&] {
+    WriteModel(folder, file);
+    return OrThrow(ReadConfigOfWeights(folder));
+  };
+  const auto is_tied = [](const FolderConfig& config) {
+    return std::get<GPT2Config>(config.model).tie_word_embeddings;
+  };
+  EXPECT_TRUE(is_tied(config_of()));
+  file["lm_head.weight"] = ops::Clone(embedding);
+  EXPECT_TRUE(is_tied(config_of()));
+  file["lm_head.weight"] = ops::Cast(embedding, DType::kBFloat16);
+  file["transformer.wte.weight"] =
+      ops::Cast(file["lm_head.weight"], DType::kFloat32);
+  EXPECT_TRUE(is_tied(config_of()));
+  file = plain;
+  file["lm_head.weight"] = ops::Clone(embedding);
+  file["lm_head.weight"].data<float>()[embedding.num_elements() - 1] += 1;
+  const FolderConfig config = config_of();
+  EXPECT_FALSE(is_tied(config));
+  ASSERT_EQ(config.warnings.size(), 1u);
+  EXPECT_THAT(config.warnings[0],
+              ::testing::HasSubstr("\"tie_word_embeddings\""));
+  GPT2LMHeadModel model(std::get<GPT2Config>(config.model));
+  ASSERT_OK(LoadFolderWeights(model, folder));
+  for (const NamedVariable& p : model.NamedParameters()) {
+    EXPECT_EQ(p.variable.data().ToDoubles(), file.at(p.name).ToDoubles())
+        << p.name;
+  }
+  std::filesystem::remove(folder + "/model.safetensors");
+  EXPECT_TRUE(is_tied(OrThrow(ReadConfigOfWeights(folder))));
 }
 
 // CKC-12, and: one error on all ranks, which lists everything, and nothing has

@@ -8,6 +8,7 @@
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/load_weights.h"
 #include "checkpoint/huggingface/save_folder.h"
+#include "checkpoint/huggingface/tied_head.h"
 #include "kernels/status.h"
 #include "tests/testing/run_ranks.h"
 
@@ -24,7 +25,7 @@ struct Rewrite {
 
 void RunRank(const Rewrite& rewrite,
              const std::shared_ptr<Communicator>& world) {
-  const FolderConfig config = OrThrow(ReadFolderConfig(rewrite.from));
+  const FolderConfig config = OrThrow(ReadConfigOfWeights(rewrite.from));
   const DType dtype = config.dtype.value_or(DType::kFloat32);
   std::shared_ptr<CausalLM> model;
   {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/load_weights.h"
+#include "checkpoint/huggingface/tied_head.h"
 #include "kernels/status.h"
 #include "tools/model_tokenizer.h"
 #include "tools/text_generator.h"
@@ -53,7 +54,7 @@ absl::Status Main(int argc, char** argv) {
   }
   SetNumThreads(CpuDevice(), num_threads);
   const std::string folder = argv[1];
-  ASSIGN_OR_RETURN(const FolderConfig config, ReadFolderConfig(folder));
+  ASSIGN_OR_RETURN(const FolderConfig config, ReadConfigOfWeights(folder));
   ASSIGN_OR_RETURN(const std::shared_ptr<CausalLM> model,
                    MakeModel(config.model));
   ASSIGN_OR_RETURN(const ModelTokenizer tokenizer,
