@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/convert/copy_weights.h"
 #include "checkpoint/convert/model_texts.h"
@@ -20,6 +18,7 @@
 #include "tools/byte_progress.h"
 #include "tools/cache_folder.h"
 #include "tools/program.h"
+#include "tools/program_arguments.h"
 
 ABSL_FLAG(std::string, from, "",
           "file or folder to read: Hugging Face, .safetensors, .bin, a torch "
@@ -109,7 +108,9 @@ absl::StatusOr<CopyOptions> OptionsFor(const OpenedWeights& weights,
   ASSIGN_OR_RETURN(options.dtype, WantedDType());
   const std::string size = absl::GetFlag(FLAGS_max_shard_size);
   if (!size.empty()) {
-    ASSIGN_OR_RETURN(options.max_shard_bytes, ParseShardSize(size));
+    const absl::StatusOr<int64_t> parsed = ParseShardSize(size);
+    if (!parsed.ok()) return Annotate(parsed.status(), "--max_shard_size");
+    options.max_shard_bytes = *parsed;
   }
   options.replace_other_format = absl::GetFlag(FLAGS_overwrite);
   options.num_heads = absl::GetFlag(FLAGS_heads);
@@ -126,13 +127,18 @@ absl::StatusOr<CopyOptions> OptionsFor(const OpenedWeights& weights,
 }
 
 absl::Status Convert(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "Converts weights between formats:\n"
-      "  convert --from=PATH --to=PATH --format=FORMAT [FLAGS]");
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() > 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "wanted only flags, as --name=value; got \"", rest[1], "\""));
+  ASSIGN_OR_RETURN(
+      const ProgramArguments arguments,
+      ParseProgramArguments(
+          argc, argv,
+          {"convert",
+           "Converts weights between formats:\n"
+           "  convert --from=PATH --to=PATH --format=FORMAT [FLAGS]"}));
+  if (arguments.printed_help) return absl::OkStatus();
+  if (!arguments.words.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wanted only flags, as --name=value; got \"",
+                     arguments.words[0], "\""));
   }
   RETURN_IF_ERROR(EnterCallersFolder());
   const std::string from = absl::GetFlag(FLAGS_from);

@@ -4,16 +4,14 @@
 
 #include <cstdio>
 #include <string>
-#include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
 #include "tools/byte_progress.h"
 #include "tools/cache_folder.h"
 #include "tools/program.h"
+#include "tools/program_arguments.h"
 
 ABSL_FLAG(bool, verify, false,
           "read all data: compare the checksums that there are, count numbers "
@@ -24,14 +22,20 @@ namespace tessera {
 namespace {
 
 absl::Status InspectPath(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "Lists what a file or folder of weights, tokens or settings holds:\n"
-      "  inspect PATH [--verify] [--json]");
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() != 2) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "wanted one PATH, got ", rest.size() - 1, " arguments; see --help"));
+  ASSIGN_OR_RETURN(
+      const ProgramArguments arguments,
+      ParseProgramArguments(
+          argc, argv,
+          {"inspect",
+           "Lists what a file or folder of weights, tokens or settings holds:\n"
+           "  inspect PATH [--verify] [--json]"}));
+  if (arguments.printed_help) return absl::OkStatus();
+  if (arguments.words.size() != 1) {
+    return absl::InvalidArgumentError(absl::StrCat("wanted one PATH, got ",
+                                                   arguments.words.size(),
+                                                   " arguments; see --help"));
   }
+  const std::string& path = arguments.words[0];
   RETURN_IF_ERROR(EnterCallersFolder());
   InspectOptions options;
   options.verify = absl::GetFlag(FLAGS_verify);
@@ -39,13 +43,13 @@ absl::Status InspectPath(int argc, char** argv) {
   options.progress = [&](int64_t done, int64_t total) {
     progress.Show(done, total);
   };
-  ASSIGN_OR_RETURN(const Inspection found, Inspect(rest[1], options));
+  ASSIGN_OR_RETURN(const Inspection found, Inspect(path, options));
   const std::string text =
       absl::GetFlag(FLAGS_json) ? InspectionJson(found) : InspectionText(found);
   std::fwrite(text.data(), 1, text.size(), stdout);
   if (!found.damage.empty()) {
     return absl::DataLossError(
-        absl::StrCat(rest[1], " is damaged: ", found.damage.front()));
+        absl::StrCat(path, " is damaged: ", found.damage.front()));
   }
   if (options.verify && !absl::GetFlag(FLAGS_json)) {
     std::printf("verified: no damage found\n");

@@ -1,11 +1,8 @@
 // Makes whole files of a sharded checkpoint.
 #include <cstdio>
 #include <string>
-#include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/convert/merge.h"
 #include "checkpoint/huggingface/shard_plan.h"
@@ -13,6 +10,7 @@
 #include "tools/byte_progress.h"
 #include "tools/cache_folder.h"
 #include "tools/program.h"
+#include "tools/program_arguments.h"
 
 ABSL_FLAG(bool, unsafe_serialization, false,
           "write pytorch_model.bin instead of model.safetensors; needed for "
@@ -26,19 +24,27 @@ namespace tessera {
 namespace {
 
 absl::Status MergeWeights(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "Makes whole files of a sharded checkpoint:\n"
-      "  merge_weights CHECKPOINT_DIRECTORY OUTPUT_PATH [FLAGS]");
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() != 3) {
+  ASSIGN_OR_RETURN(
+      const ProgramArguments arguments,
+      ParseProgramArguments(
+          argc, argv,
+          {"merge_weights",
+           "Makes whole files of a sharded checkpoint:\n"
+           "  merge_weights CHECKPOINT_DIRECTORY OUTPUT_PATH [FLAGS]"}));
+  if (arguments.printed_help) return absl::OkStatus();
+  if (arguments.words.size() != 2) {
     return absl::InvalidArgumentError(
         absl::StrCat("wanted CHECKPOINT_DIRECTORY and OUTPUT_PATH, got ",
-                     rest.size() - 1, " arguments; see --help"));
+                     arguments.words.size(), " arguments; see --help"));
   }
+  const std::string& checkpoint = arguments.words[0];
+  const std::string& output = arguments.words[1];
   RETURN_IF_ERROR(EnterCallersFolder());
   MergeOptions options;
-  ASSIGN_OR_RETURN(options.max_shard_bytes,
-                   ParseShardSize(absl::GetFlag(FLAGS_max_shard_size)));
+  const absl::StatusOr<int64_t> size =
+      ParseShardSize(absl::GetFlag(FLAGS_max_shard_size));
+  if (!size.ok()) return Annotate(size.status(), "--max_shard_size");
+  options.max_shard_bytes = *size;
   options.progress = [progress = ByteProgress("merged")](
                          int64_t done, int64_t total) mutable {
     progress.Show(done, total);
@@ -47,9 +53,9 @@ absl::Status MergeWeights(int argc, char** argv) {
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
   };
   RETURN_IF_ERROR(MergeFsdpWeights(
-      rest[1], rest[2], !absl::GetFlag(FLAGS_unsafe_serialization),
+      checkpoint, output, !absl::GetFlag(FLAGS_unsafe_serialization),
       absl::GetFlag(FLAGS_remove_checkpoint_dir), options));
-  std::printf("merged %s into %s\n", rest[1], rest[2]);
+  std::printf("merged %s into %s\n", checkpoint.c_str(), output.c_str());
   return absl::OkStatus();
 }
 
