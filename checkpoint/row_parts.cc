@@ -80,7 +80,7 @@ void ForEachRows(
   };
   module.ForEachFullTensor(
       [&](const ShardedParameter& p) {
-        const Tensor mine = local(p);
+        Tensor mine = local(p);
         if (!mine.defined() || !LiesInRows(module, p)) return mine;
         emit(p, ops::Contiguous(mine).Reshape(ShapeOfRows(module, p)));
         return Tensor();  // There is nothing to gather.

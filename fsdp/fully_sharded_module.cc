@@ -129,17 +129,11 @@ void FullyShardedModule::ForEachFullTensor(
   });
   for (size_t i = 0; status.ok() && i < parameters_.size(); ++i) {
     const ShardedParameter& p = parameters_[i];
-    const bool gathers = p.sharded && context_->shard != nullptr;
     Tensor value;
-    status = Try([&] {
-      value = local(p);
-      if (!value.defined() || !p.sharded) return;
-      // Where all of it is one rank's shard, it may lie flat.
-      value = gathers ? WholeOf(p, value) : value.Reshape(p.global_shape);
-    });
+    status = Try([&] { value = WholeOf(p, local(p)); });
     if (!status.ok()) break;
     if (!value.defined()) continue;
-    if (gathers) {
+    if (p.sharded && context_->shard != nullptr) {
       agree(absl::OkStatus());
       GatherInto(p, value);
       value = InGlobalOrder(value, p.order);
@@ -149,16 +143,20 @@ void FullyShardedModule::ForEachFullTensor(
   agree(status);
 }
 
-// The whole in the order of its storage, of which this rank's part is set.
+// The whole in the order of its storage, of which this rank's part is set;
+// where nothing is to be gathered, the value itself.
 Tensor FullyShardedModule::WholeOf(const ShardedParameter& p,
                                    const Tensor& mine) const {
+  if (!mine.defined() || !p.sharded) return mine;
+  // All of it may be one rank's shard, and lie flat.
+  if (context_->shard == nullptr) return mine.Reshape(p.global_shape);
   const Place place = Find(p.variable);
   const Extent extent =
       ExtentOf(*place.group, place.index, context_->shard->rank());
   Shape stored;
   for (int d : p.order) stored.Append(p.global_shape.dim(d));
   MemoryCategoryGuard guard(MemoryCategory::kScratch);
-  const Tensor whole = Tensor::Empty(stored, {mine.dtype(), context_->device});
+  Tensor whole = Tensor::Empty(stored, {mine.dtype(), context_->device});
   ops::Copy(ops::Contiguous(mine).Flatten(),
             whole.Flatten().Narrow(0, extent.begin, extent.length));
   return whole;
