@@ -163,15 +163,15 @@ Tensor FullyShardedModule::WholeOf(const ShardedParameter& p,
 }
 
 // Equal parts are gathered, others handed out by the ranks that have them: all
-// in place, so that nothing is padded or copied again. Is over when it returns:
-// the next thing that ranks say to each other may take the same way.
+// in place, so that nothing is padded or copied again. Compute is idle, on
+// which the ranks have agreed. Is over when it returns: the next thing that
+// ranks say to each other may take the same way.
 void FullyShardedModule::GatherInto(const ShardedParameter& p,
                                     const Tensor& whole) {
   if (whole.num_elements() == 0) return;
   const Place place = Find(p.variable);
   Communicator& shard = *context_->shard;
   Stream& stream = *context_->shard_stream;
-  stream.WaitFor(ComputeStream(context_->device).Record());
   const Tensor flat = whole.Flatten();
   std::vector<Tensor> parts;
   bool equal = true;

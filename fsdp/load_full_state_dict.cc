@@ -197,6 +197,8 @@ class Loader {
         Try([&] {
           whole = Tensor::Empty(target.shape, {data.dtype(), data.device()});
           if (has_values()) Fill(dict_.at(name), whole);
+          // What was queued before may fail.
+          ComputeStream(data.device()).Synchronize();
         }),
         name));
     if (from_rank0_ && world_.world_size() > 1 && whole.num_elements() > 0) {
@@ -213,7 +215,7 @@ class Loader {
       set = model_.SetFullParameter(target.names[0], whole);
     }
     if (status.ok()) status = set;
-    return Try([&] { ComputeStream(data.device()).Synchronize(); });
+    return absl::OkStatus();
   }
 
   // In the model's type, on its device.

@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "kernels/status.h"
+#include "runtime/device/stream.h"
 #include "runtime/nn/gpt2.h"
 #include "runtime/ops/elementwise.h"
 #include "tests/testing/run_ranks.h"
@@ -141,6 +142,40 @@ TEST(GatherTest, OneRanksErrorIsThrownOnAll) {
       EXPECT_EQ(Gathered(*sharded), whole);
     });
   }
+}
+
+// Work of rank 1 that fails when it runs, after it was queued.
+void FailLater(const World& world) {
+  if (world->rank() != 1) return;
+  ComputeStream(CurrentDevice()).Enqueue("fail", [] {
+    throw Error(absl::InternalError("failed in the queue"));
+  });
+}
+
+// So does what it queued: nobody gathers or sends behind it.
+TEST(GatherTest, OneRanksQueuedErrorIsThrownOnAll) {
+  RunRanks(3, [&](const World& world) {
+    SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
+    const auto mesh = OrThrow(DeviceMesh::Create(world));
+    const auto model = TinyModel(1);
+    const auto sharded = OrThrow(FullyShard(*model, mesh, {}));
+    const Values whole = Gathered(*sharded);
+    const auto wanted = StatusIs(absl::StatusCode::kInternal, "rank 1: ");
+    for (size_t at = 0; at < whole.size(); ++at) {
+      size_t seen = 0;
+      const auto take = [&](const std::string&, const Tensor&) {
+        if (seen++ == at) FailLater(world);
+      };
+      EXPECT_THAT(Try([&] { sharded->ForEachFullParameter(take); }), wanted);
+    }
+    FailLater(world);
+    FullStateDict dict;
+    if (world->rank() == 0) dict = Whole(*TinyModel(2));
+    EXPECT_THAT(LoadFullStateDict(*sharded, dict, {.from_rank0 = true}),
+                wanted);
+    EXPECT_EQ(Gathered(*sharded).size(), whole.size());
+    SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
+  });
 }
 
 }  // namespace
