@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/merge_adapter.h"
 #include "checkpoint/huggingface/model_config.h"
+#include "checkpoint/whole_weight.h"
 #include "kernels/status.h"
 #include "runtime/nn/lora.h"
 #include "runtime/ops/elementwise.h"
@@ -108,20 +109,15 @@ class AdaptedWeights final : public WeightSource {
     return whole.Narrow(0, begin, length);
   }
 
-  absl::StatusOr<Tensor> ReadWhole(const std::string& name,
-                                   Device device) const {
-    const Shape& shape = all_->weights().at(name).shape;
-    ASSIGN_OR_RETURN(const Tensor flat,
-                     all_->ReadElements(name, 0, shape.num_elements(), device));
-    return flat.Reshape(shape);
-  }
-
   // As one dimension.
   absl::StatusOr<Tensor> Merged(const WeightInfo& weight,
                                 const std::string& layer, Device device) const {
-    ASSIGN_OR_RETURN(const Tensor base, ReadWhole(weight.name, device));
-    ASSIGN_OR_RETURN(const Tensor a, ReadWhole(layer + kA, device));
-    ASSIGN_OR_RETURN(const Tensor b, ReadWhole(layer + kB, device));
+    ASSIGN_OR_RETURN(const Tensor base,
+                     ReadWholeWeight(*all_, weight.name, device));
+    ASSIGN_OR_RETURN(const Tensor a,
+                     ReadWholeWeight(*all_, layer + kA, device));
+    ASSIGN_OR_RETURN(const Tensor b,
+                     ReadWholeWeight(*all_, layer + kB, device));
     Tensor merged;
     RETURN_IF_ERROR(Try([&] {
       merged = ops::Contiguous(

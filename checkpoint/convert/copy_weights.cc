@@ -23,6 +23,7 @@
 #include "checkpoint/rank_file.h"
 #include "checkpoint/safetensors/safetensors_writer.h"
 #include "checkpoint/torch/distributed_writer.h"
+#include "checkpoint/whole_weight.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
 #include "runtime/ops/elementwise.h"
@@ -69,20 +70,6 @@ class CastingSource final : public WeightSource {
     return specs;
   }
 
-  // Of the whole shape.
-  absl::StatusOr<Tensor> ReadWhole(const std::string& name) const {
-    const WeightInfo& weight = weights_.at(name);
-    ASSIGN_OR_RETURN(
-        const Tensor elements,
-        ReadAnyElements(name, 0, weight.shape.num_elements(), CpuDevice()));
-    Tensor whole;
-    RETURN_IF_ERROR(Try([&] {
-      whole = Tensor::View(elements.storage(), elements.storage_offset(),
-                           weight.shape, elements.dtype());
-    }));
-    return whole;
-  }
-
   // Calls `write` with each whole tensor in the order of `specs`.
   template <typename Write>
   absl::Status ForEach(const std::vector<TensorSpec>& specs,
@@ -93,7 +80,8 @@ class CastingSource final : public WeightSource {
     }
     int64_t done = 0;
     for (const TensorSpec& spec : specs) {
-      ASSIGN_OR_RETURN(const Tensor tensor, ReadWhole(spec.name));
+      ASSIGN_OR_RETURN(const Tensor tensor,
+                       ReadWholeWeight(*this, spec.name, CpuDevice()));
       RETURN_IF_ERROR(write(spec, tensor));
       done += tensor.num_bytes();
       if (options_.progress) options_.progress(done, total);

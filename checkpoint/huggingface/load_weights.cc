@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/huggingface/load_target.h"
+#include "checkpoint/whole_weight.h"
 #include "fsdp/comm/json_of_rank0.h"
 #include "kernels/status.h"
 #include "runtime/data/checksum.h"
@@ -74,38 +75,13 @@ absl::Status ReadTarget(const LoadTarget& target, const WeightMatch& match,
                       });
 }
 
-absl::StatusOr<bool> SameValues(const WeightSource& source,
-                                const std::string& a, const std::string& b,
-                                int64_t num_elements) {
-  bool same = true;
-  RETURN_IF_ERROR(ForEachChunk(
-      0, num_elements, DType::kFloat64,
-      [&](int64_t begin, int64_t length) -> absl::Status {
-        if (!same) return absl::OkStatus();
-        ASSIGN_OR_RETURN(
-            Tensor x, source.ReadElements(a, begin, length, CurrentDevice()));
-        ASSIGN_OR_RETURN(
-            Tensor y, source.ReadElements(b, begin, length, CurrentDevice()));
-        return Try([&] {
-          if (x.dtype() != y.dtype()) {
-            x = ops::Cast(x, DType::kFloat32);
-            y = ops::Cast(y, DType::kFloat32);
-            ComputeStream(x.device()).Synchronize();
-          }
-          same = std::memcmp(x.data(), y.data(), x.num_bytes()) == 0;
-        });
-      }));
-  return same;
-}
-
 // A parameter that is tied here may stand twice in a file.
 absl::Status WarnOfUntied(const Targets& targets, const Matches& matches,
                           const WeightSource& source) {
   for (size_t i = 0; i < targets.size(); ++i) {
     for (const std::string& other : matches[i].tied) {
       ASSIGN_OR_RETURN(const bool same,
-                       SameValues(source, *matches[i].name, other,
-                                  targets[i].wanted.shape.num_elements()));
+                       HaveSameValues(source, *matches[i].name, other));
       if (same) continue;
       spdlog::warn(
           "load weights: {} and {} are tied in the model but differ in the "

@@ -12,21 +12,13 @@
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/huggingface/folder_writer.h"
+#include "checkpoint/whole_weight.h"
 #include "kernels/status.h"
 #include "runtime/nn/low_rank.h"
 #include "runtime/ops/elementwise.h"
 
 namespace tessera {
 namespace {
-
-absl::StatusOr<Tensor> ReadWhole(const WeightSource& source,
-                                 const std::string& name) {
-  const Shape shape = source.weights().at(name).shape;
-  ASSIGN_OR_RETURN(
-      const Tensor flat,
-      source.ReadElements(name, 0, shape.num_elements(), CurrentDevice()));
-  return flat.Reshape(shape);
-}
 
 class Merge {
  public:
@@ -68,14 +60,17 @@ class Merge {
   }
 
   absl::StatusOr<Tensor> Merged(const std::string& name) const {
-    ASSIGN_OR_RETURN(const Tensor weight, ReadWhole(base_, name));
+    ASSIGN_OR_RETURN(const Tensor weight,
+                     ReadWholeWeight(base_, name, CurrentDevice()));
     const DType dtype = TypeOnDisk(base_.weights().at(name));
     const auto layer = layer_of_.find(name);
     if (layer == layer_of_.end()) return ops::Cast(weight, dtype);
     ASSIGN_OR_RETURN(const Tensor a,
-                     ReadWhole(adapter_, layer->second + ".lora_A.weight"));
+                     ReadWholeWeight(adapter_, layer->second + ".lora_A.weight",
+                                     CurrentDevice()));
     ASSIGN_OR_RETURN(const Tensor b,
-                     ReadWhole(adapter_, layer->second + ".lora_B.weight"));
+                     ReadWholeWeight(adapter_, layer->second + ".lora_B.weight",
+                                     CurrentDevice()));
     return AddAdapterTerm(weight, {a, b, scale_, transposed_}, dtype);
   }
 

@@ -1,12 +1,11 @@
 #include "checkpoint/huggingface/tied_head.h"
 
-#include <algorithm>
-#include <cstring>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/folder_weights.h"
 #include "checkpoint/weight_source.h"
+#include "checkpoint/whole_weight.h"
 #include "kernels/status.h"
 
 namespace tessera {
@@ -28,24 +27,6 @@ const WeightInfo* FindEmbedding(const WeightSource& source) {
   return nullptr;
 }
 
-absl::StatusOr<bool> HaveSameValues(const WeightSource& source,
-                                    const WeightInfo& a, const WeightInfo& b) {
-  constexpr int64_t kStep = 1 << 20;
-  const int64_t length = a.shape.num_elements();
-  bool same = true;
-  for (int64_t begin = 0; same && begin < length; begin += kStep) {
-    const int64_t n = std::min(kStep, length - begin);
-    ASSIGN_OR_RETURN(const Tensor x,
-                     source.ReadElements(a.name, begin, n, CpuDevice()));
-    ASSIGN_OR_RETURN(const Tensor y,
-                     source.ReadElements(b.name, begin, n, CpuDevice()));
-    same = x.dtype() == y.dtype()
-               ? std::memcmp(x.data(), y.data(), x.num_bytes()) == 0
-               : x.ToDoubles() == y.ToDoubles();
-  }
-  return same;
-}
-
 absl::StatusOr<bool> HeadDiffers(const WeightSource& source) {
   const auto head = source.weights().find(kHead);
   const WeightInfo* const embedding = FindEmbedding(source);
@@ -55,7 +36,7 @@ absl::StatusOr<bool> HeadDiffers(const WeightSource& source) {
     return false;
   }
   ASSIGN_OR_RETURN(const bool same,
-                   HaveSameValues(source, head->second, *embedding));
+                   HaveSameValues(source, kHead, embedding->name));
   return !same;
 }
 
