@@ -19,8 +19,8 @@ class RateLimiter {
  public:
   // A resharding unit's buffer is free once `free` has passed.
   void Release(Event free) { releases_.push_back(std::move(free)); }
-  // Before a gather on `stream`, while `num_ahead` units are gathered of which
-  // nothing runs: makes the stream wait for the oldest releases.
+  // Before a gather on `stream`, while `num_ahead` other units are gathered:
+  // makes the stream wait for the oldest releases.
   void WaitBeforeGather(int64_t num_ahead, Stream& stream);
   void Clear() { releases_.clear(); }
 

@@ -259,14 +259,18 @@ void Runner::EnsureUnsharded(Unit& unit) {
   unit.TakeReplacedValues();
   ChoosePrecision(unit);
   if (unit.state() == UnitState::kUnsharded) return;
-  if (unit.state() == UnitState::kSharded) Gather(unit, /*prefetch=*/false);
+  if (unit.state() == UnitState::kSharded) Gather(unit);
   if (!unit.always_whole()) Log(StepKind::kWait, unit);
   unit.FinishGather();
 }
 
-void Runner::Gather(Unit& unit, bool prefetch) {
+void Runner::Gather(Unit& unit, const Unit* current) {
+  const bool prefetch = current != nullptr;
   if (context_->options.limit_all_gathers && Reshards(unit)) {
-    limiter_.WaitBeforeGather(CountGatheredAhead(), *context_->shard_stream);
+    const bool runs = prefetch && Reshards(*current) &&
+                      current->state() != UnitState::kSharded;
+    limiter_.WaitBeforeGather(CountGatheredAhead() + (runs ? 1 : 0),
+                              *context_->shard_stream);
   }
   if (!unit.always_whole()) Log(StepKind::kGather, unit, prefetch);
   // Shards may have been written since an earlier forward.
@@ -301,24 +305,24 @@ int64_t Runner::CountGatheredAhead() const {
   return n;
 }
 
-void Runner::Prefetch(Unit& unit) {
+void Runner::Prefetch(Unit& unit, const Unit& current) {
   if (unit.state() != UnitState::kSharded || unit.always_whole()) return;
   if (context_->options.limit_all_gathers && Reshards(unit) &&
       CountGatheredAhead() > 0) {
     return;
   }
-  Gather(unit, /*prefetch=*/true);
+  Gather(unit, &current);
 }
 
 void Runner::PrefetchInForward(const Unit& unit) {
   if (!context_->options.forward_prefetch) return;
   const auto next = order_.AfterInForward(unit.index());
-  if (next.has_value()) Prefetch(*units_[*next]);
+  if (next.has_value()) Prefetch(*units_[*next], unit);
 }
 
 void Runner::PrefetchInBackward(const Unit& unit) {
   const auto next = order_.BeforeInBackward(unit.index());
-  if (next.has_value()) Prefetch(*units_[*next]);
+  if (next.has_value()) Prefetch(*units_[*next], unit);
 }
 
 // The callback goes with the backward that holds it, also when that one throws.

@@ -129,10 +129,11 @@ class Runner {
   void WaitForAllRanks();
 
   void EnsureUnsharded(Unit& unit);
-  void Gather(Unit& unit, bool prefetch);
+  // `current`: the unit that runs now, where it is another.
+  void Gather(Unit& unit, const Unit* current = nullptr);
   void Reshard(Unit& unit);
   void LimitBy(const Unit& unit, const Event& free);
-  void Prefetch(Unit& unit);
+  void Prefetch(Unit& unit, const Unit& current);
   void PrefetchInForward(const Unit& unit);
   void PrefetchInBackward(const Unit& unit);
   int64_t CountGatheredAhead() const;

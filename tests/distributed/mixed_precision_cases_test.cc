@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "fsdp/comm/recording_communicator.h"
 #include "kernels/status.h"
 #include "runtime/functions/elementwise.h"
 #include "runtime/functions/matmul.h"
@@ -291,6 +292,56 @@ TEST(MixedPrecisionCases, TypesOfViewShardAndGradient) {
                    EXPECT_EQ(p.variable.grad().dtype(), DType::kFloat32);
                  }
                });
+  }
+}
+
+// Bytes of each collective of a step of rank 0, of a unit of 256 parameters.
+std::map<std::string, int64_t> BytesOnTheWire(const Mode& mode) {
+  std::map<std::string, int64_t> bytes;
+  RunRanks(4, [&](const std::shared_ptr<Communicator>& inner) {
+    const auto world = std::make_shared<RecordingCommunicator>(inner);
+    const auto model = MakeLinear(16, 16, /*bias=*/false);
+    FillParameters(*model);
+    const auto sharded = OrThrow(FullyShard(
+        *model, OrThrow(DeviceMesh::Create(world, mode.mesh)), mode.options));
+    world->recording().Clear();
+    const Variable y = (*model)(CaseInput(2, 16, world->rank(), 0));
+    SumOf(functions::Cast(y, DType::kFloat32)).Backward();
+    if (world->rank() > 0) return;
+    for (const RecordedCollective& c : world->recording().entries()) {
+      if (c.operation == Operation::kBarrier) continue;
+      bytes[OperationName(c.operation)] = c.num_bytes;
+    }
+  });
+  return bytes;
+}
+
+// J.90: parameters travel in the type that they are computed with, gradients in
+// that of the reduction, and sums over a shard group in float32.
+TEST(MixedPrecisionCases, TypesOnTheWire) {
+  for (const DType param : {DType::kFloat32, DType::kBFloat16}) {
+    for (const DType reduce : {DType::kFloat32, DType::kFloat16}) {
+      for (Mode mode : AllModes(4)) {
+        SCOPED_TRACE(absl::StrCat(mode.name, ", ", DTypeName(param), ", ",
+                                  DTypeName(reduce)));
+        mode.options.mixed_precision.param_dtype = param;
+        mode.options.mixed_precision.reduce_dtype = reduce;
+        const auto bytes = BytesOnTheWire(mode);
+        const bool whole = !bytes.contains("ReduceScatter");
+        if (bytes.contains("AllGather")) {
+          EXPECT_EQ(bytes.at("AllGather"), 256 * ElementBytes(param));
+        }
+        if (!whole) {
+          EXPECT_EQ(bytes.at("ReduceScatter"), 256 * ElementBytes(reduce));
+        }
+        const int64_t flag = ElementBytes(DType::kInt64);
+        if (whole) {
+          EXPECT_EQ(bytes.at("AllReduce"), 256 * ElementBytes(reduce) + flag);
+        } else if (bytes.contains("AllReduce")) {
+          EXPECT_EQ(bytes.at("AllReduce"), 128 * 4 + flag);
+        }
+      }
+    }
   }
 }
 

@@ -272,9 +272,19 @@ class CountingCommunicator final : public FakeCommunicator {
   std::atomic<int>* const count_;
 };
 
+// What can run has run when nothing more comes for a while.
+int WhenNothingMoreComes(const std::atomic<int>& count) {
+  int before = -1;
+  while (before != count) {
+    before = count;
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  return before;
+}
+
 // How many children are gathered while the compute stream stands still in the
 // first of them.
-int GatheredAhead(bool limit_all_gathers) {
+int GatheredAhead(bool limit_all_gathers, bool forward_prefetch) {
   const Device device = CurrentDevice();
   SetComputeStreamMode(device, StreamMode::kQueued);
   std::atomic<int> gathered = 0;
@@ -284,6 +294,7 @@ int GatheredAhead(bool limit_all_gathers) {
     auto root = MakeTree(6, /*growth=*/1);
     FullyShardOptions options = Options(2, BackwardPrefetch::kPre);
     options.limit_all_gathers = limit_all_gathers;
+    options.forward_prefetch = forward_prefetch;
     auto mesh = OrThrow(
         DeviceMesh::Create(std::make_shared<CountingCommunicator>(&gathered)));
     auto sharded = OrThrow(FullyShard(*root, mesh, options));
@@ -297,14 +308,8 @@ int GatheredAhead(bool limit_all_gathers) {
       return body(x);
     };
     const Variable loss = SumOfSquares((*root)(CaseInput(3, kWidth, 0, 0)));
-    // The host has run ahead through the whole forward. What can run has run
-    // when nothing more comes for a while.
-    int before = -1;
-    while (before != gathered) {
-      before = gathered;
-      absl::SleepFor(absl::Milliseconds(50));
-    }
-    seen = gathered;
+    // The host has run ahead through the whole forward.
+    seen = WhenNothingMoreComes(gathered);
     gate.set_value();
     loss.Backward();
     ComputeStream(device).Synchronize();
@@ -313,10 +318,48 @@ int GatheredAhead(bool limit_all_gathers) {
   return seen;
 }
 
+// The same in a backward that does not reduce: reductions would hold back the
+// gathers that are queued behind them.
+int GatheredAheadInBackward(bool limit_all_gathers) {
+  const Device device = CurrentDevice();
+  SetComputeStreamMode(device, StreamMode::kQueued);
+  std::atomic<int> gathered = 0;
+  int seen = 0;
+  {
+    auto root = MakeTree(6, /*growth=*/1);
+    FullyShardOptions options = Options(2, BackwardPrefetch::kPre);
+    options.limit_all_gathers = limit_all_gathers;
+    auto mesh = OrThrow(
+        DeviceMesh::Create(std::make_shared<CountingCommunicator>(&gathered)));
+    auto sharded = OrThrow(FullyShard(*root, mesh, options));
+    Step(*root, *sharded);  // Makes the slots.
+    const Variable loss = SumOfSquares((*root)(CaseInput(3, kWidth, 0, 0)));
+    ComputeStream(device).Synchronize();
+    gathered = 0;
+    std::promise<void> gate;
+    ComputeStream(device).Enqueue("stand still",
+                                  [&gate] { gate.get_future().wait(); });
+    const auto scope = sharded->NoSync();
+    loss.Backward();  // The host runs ahead through all of it.
+    seen = WhenNothingMoreComes(gathered);
+    gate.set_value();
+    ComputeStream(device).Synchronize();
+  }
+  SetComputeStreamMode(device, StreamMode::kInline);
+  return seen;
+}
+
 // J.42.
+TEST(OrderTest, LimiterHoldsInBackwardToo) {
+  EXPECT_EQ(GatheredAheadInBackward(/*limit_all_gathers=*/true), 2);
+  EXPECT_EQ(GatheredAheadInBackward(/*limit_all_gathers=*/false), 6);
+}
+
 TEST(OrderTest, LimiterLetsTwoUnitsBeGatheredAndNotYetReleased) {
-  EXPECT_EQ(GatheredAhead(/*limit_all_gathers=*/true), 2);
-  EXPECT_EQ(GatheredAhead(/*limit_all_gathers=*/false), 6);
+  for (const bool prefetch : {false, true}) {
+    EXPECT_EQ(GatheredAhead(/*limit_all_gathers=*/true, prefetch), 2);
+    EXPECT_EQ(GatheredAhead(/*limit_all_gathers=*/false, prefetch), 6);
+  }
 }
 
 }  // namespace
