@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/convert/copy_weights.h"
 #include "checkpoint/convert/model_texts.h"
+#include "checkpoint/convert/new_folder.h"
 #include "checkpoint/convert/weight_files.h"
 #include "checkpoint/huggingface/shard_plan.h"
 #include "kernels/status.h"
@@ -68,7 +69,7 @@ absl::Status CheckPaths(const std::string& from, const std::string& to) {
   }
   const bool there = fs::exists(to, error);
   const bool empty =
-      there && fs::is_directory(to, error) && fs::is_empty(to, error);
+      there && fs::is_directory(to, error) && HoldsOnlyUnfinished(to);
   if (!there || empty || absl::GetFlag(FLAGS_overwrite)) {
     return absl::OkStatus();
   }

@@ -160,13 +160,17 @@ absl::Status CheckNothingElse(const std::string& folder) {
                              absl::StrCat("merge: look through ", folder));
 }
 
-// A link goes with the folder that it names.
+// A link goes with the folder that it names. What makes a checkpoint of its
+// files goes first, so that none is left that looks whole.
 absl::Status Remove(const std::string& folder) {
   std::error_code error;
   fs::path named(folder);
   if (!named.has_filename()) named = named.parent_path();  // A last "/".
   const fs::path target = fs::canonical(named, error);
   const bool is_link = !error && fs::is_symlink(named, error);
+  for (const char* head : {kDistributedMetadataName, kManifestName}) {
+    if (!error) fs::remove(target / head, error);
+  }
   if (!error) fs::remove_all(target, error);
   if (!error && is_link) fs::remove(named, error);
   if (!error) return absl::OkStatus();

@@ -20,16 +20,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
+const std::regex& TemporaryPattern() {
+  static const std::regex pattern(R"((.+)\.\d+\.\d+\.tmp)");
+  return pattern;
+}
+
+bool IsPart(const std::string& name) {
+  static const std::regex pattern(
+      R"(.+-\d+-of-\d+\.(safetensors|bin)|__\d+_\d+\.distcp)");
+  return std::regex_match(name, pattern);
+}
+
 // Those of the folder at `path` that no process writes any more.
 absl::Status RemoveAbandonedFolders(const fs::path& path) {
-  static const std::regex pattern(R"((.+)\.\d+\.\d+\.tmp)");
   std::vector<std::string> found;
   std::error_code error;
   for (fs::directory_iterator it(path.parent_path(), error), end;
        !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename();
     std::smatch parts;
-    if (std::regex_match(name, parts, pattern) &&
+    if (std::regex_match(name, parts, TemporaryPattern()) &&
         parts[1] == path.filename().string() && it->is_directory(error)) {
       found.push_back(it->path());
     }
@@ -44,6 +54,18 @@ absl::Status RemoveAbandonedFolders(const fs::path& path) {
 }
 
 }  // namespace
+
+bool HoldsOnlyUnfinished(const std::string& folder) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename();
+    const bool is_left =
+        std::regex_match(name, TemporaryPattern()) || IsPart(name);
+    if (!is_left || !it->is_regular_file(error)) return false;
+  }
+  return !error;
+}
 
 FolderLock FolderLock::Take(const std::string& folder) {
   FileDescriptor fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -31,6 +31,11 @@ class FolderLock {
   State state_;
 };
 
+// Whether all that `folder` holds is what a process leaves that was killed
+// while it wrote weights there: temporary files, and parts without the file
+// that makes a whole of them.
+bool HoldsOnlyUnfinished(const std::string& folder);
+
 // A folder that is not there is written under another name beside it
 // ("PATH.PID.N.tmp"), and gets its own when it is whole. Into one that is
 // there, things are written in place, by who takes care of what it holds.

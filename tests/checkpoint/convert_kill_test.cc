@@ -248,6 +248,45 @@ INSTANTIATE_TEST_SUITE_P(All, ConvertKillTest, ::testing::ValuesIn(Cases()),
                            return name;
                          });
 
+// A checkpoint that is removed once it is merged is whole or none.
+TEST(RemoveKillTest, TheCheckpointOrItsMerge) {
+  const std::string root = Root() + "_remove";
+  const auto start = [&] {
+    fs::remove_all(root);
+    ASSERT_OK(MakeFolders(root));
+    fs::copy(Sharded(), root + "/from", fs::copy_options::recursive);
+  };
+  const auto merge = [&] {
+    return MergeFsdpWeights(root + "/from", root + "/to", true, true);
+  };
+  start();
+  StartFileOperations({.folder = root});
+  ASSERT_OK(merge());
+  const int64_t num_operations = StopFileOperations();
+  int num_gone = 0;
+  for (int64_t at = 0; at < num_operations; ++at) {
+    SCOPED_TRACE(at);
+    start();
+    const pid_t child = fork();
+    if (child == 0) {
+      StartFileOperations(
+          {.folder = root, .fault = FileFault::kKill, .at = at});
+      _exit(merge().ok() ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    if (fs::exists(root + "/from/.metadata")) {
+      EXPECT_OK(IsWhole(root + "/from"));
+      EXPECT_OK(merge());
+    } else {
+      ++num_gone;
+    }
+    EXPECT_OK(IsWhole(root + "/to"));
+  }
+  EXPECT_GT(num_gone, 0);
+}
+
 // A second process does not take away what a first one writes.
 TEST(ConvertTwiceTest, WhatIsBeingWrittenStays) {
   const std::string root = testing::TempDir() + "/convert_twice";

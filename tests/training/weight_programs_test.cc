@@ -224,6 +224,37 @@ TEST_F(WeightProgramsTest, MergeWritesWhatTheFunctionWrites) {
   }
 }
 
+// What a killed process left in a folder that was there is no reason to refuse
+// the next one; anything else is.
+TEST_F(WeightProgramsTest, WhatIsUnfinishedIsTakenUp) {
+  const auto convert = [&](const std::string& to, const std::string& format) {
+    return RunProgram(kConvert, {"--from=" + Model(), "--to=" + Path(to),
+                                 "--format=" + format});
+  };
+  for (const char* format : {"safetensors", "bin", "torch"}) {
+    for (const char* left : {"model.safetensors.99.0.tmp",
+                             "pytorch_model.bin.99.3.tmp", ".metadata.99.0.tmp",
+                             "__0_0.distcp", "model-00001-of-00003.safetensors",
+                             "pytorch_model-00001-of-00003.bin"}) {
+      fs::remove_all(Path("left"));
+      ASSERT_OK(MakeFolders(Path("left")));
+      ASSERT_OK(WriteFile(Path("left/") + left, "some bytes"));
+      const ProgramResult run = convert("left", format);
+      EXPECT_EQ(run.exit_code, 0) << run.output;
+      EXPECT_OK(OpenWeights(Path("left")));
+    }
+    for (const char* other :
+         {"model.safetensors", ".metadata", "config.json", "notes.tmp"}) {
+      fs::remove_all(Path("other"));
+      ASSERT_OK(MakeFolders(Path("other")));
+      ASSERT_OK(WriteFile(Path("other/") + other, "some bytes"));
+      const ProgramResult run = convert("other", format);
+      EXPECT_EQ(run.exit_code, 1);
+      EXPECT_THAT(run.output, HasSubstr("is there already")) << other;
+    }
+  }
+}
+
 // A disk that takes no more than 20 kB of a file.
 TEST_F(WeightProgramsTest, AFullDiskIsAnErrorAndLeavesNothing) {
   struct rlimit limit;
