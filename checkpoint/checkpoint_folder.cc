@@ -39,19 +39,6 @@ absl::Status Remove(const std::string& path) {
   return AsStatus(error, absl::StrCat("remove ", path));
 }
 
-// The step of a folder's name, if it is one of ours.
-std::optional<int64_t> StepOf(std::string name) {
-  int64_t step = 0;
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  if (name.ends_with(kReplaced)) {
-    name.resize(name.size() - std::string(kReplaced).size());
-  }
-  if (!absl::SimpleAtoi(name.substr(std::string(kPrefix).size()), &step)) {
-    return std::nullopt;
-  }
-  return step;
-}
-
 absl::StatusOr<std::vector<std::string>> Names(const std::string& folder) {
   std::error_code error;
   std::vector<std::string> names;
@@ -70,6 +57,38 @@ absl::Status Rename(const std::string& from, const std::string& to,
     return absl::OkStatus();
   }
   return absl::ErrnoToStatus(errno, absl::StrCat("rename ", from, " to ", to));
+}
+
+bool IsOfAnotherVersion(const std::string& path) {
+  return absl::IsUnimplemented(ReadManifest(path).status());
+}
+
+bool IsOurs(const std::string& name) {
+  return name == kManifestName || IsRankFileName(name);
+}
+
+// Whether a save may replace `path`. A checkpoint of ours it may, also a
+// damaged one.
+absl::Status CheckReplaceable(const std::string& path) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return absl::OkStatus();
+  const std::string wanted =
+      "; a save does not replace it: move it away, or save elsewhere";
+  if (!fs::is_directory(path, ignored)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is no folder", wanted));
+  }
+  if (IsOfAnotherVersion(path)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, " was written by another version of this program", wanted));
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, Names(path));
+  for (const std::string& name : names) {
+    if (IsOurs(name)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, " holds ", name, ", which is no file of a checkpoint", wanted));
+  }
+  return absl::OkStatus();
 }
 
 bool IsComplete(const std::string& path) {
@@ -147,8 +166,29 @@ absl::Status RemoveUnfinishedBut(const std::string& kept,
 
 }  // namespace
 
+std::string RankFileName(int rank, int world_size) {
+  return absl::StrFormat("rank-%05d-of-%05d.safetensors", rank, world_size);
+}
+
+bool IsRankFileName(const std::string& name) {
+  return name.starts_with("rank-") && name.find("-of-") != std::string::npos &&
+         name.ends_with(".safetensors");
+}
+
 std::string CheckpointPath(const std::string& folder, int64_t step) {
   return absl::StrFormat("%s/%s%08d", folder, kPrefix, step);
+}
+
+std::optional<int64_t> StepOf(std::string name) {
+  int64_t step = 0;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  if (name.ends_with(kReplaced)) {
+    name.resize(name.size() - std::string(kReplaced).size());
+  }
+  if (!absl::SimpleAtoi(name.substr(std::string(kPrefix).size()), &step)) {
+    return std::nullopt;
+  }
+  return step;
 }
 
 std::string UnfinishedPath(const std::string& checkpoint_path) {
@@ -197,6 +237,7 @@ absl::Status CheckFileSize(const std::string& checkpoint_path,
 
 absl::Status BeginCheckpoint(const std::string& folder,
                              const std::string& checkpoint_path) {
+  RETURN_IF_ERROR(CheckReplaceable(checkpoint_path));
   RETURN_IF_ERROR(MakeLastingFolders(folder));
   RETURN_IF_ERROR(RemoveUnfinishedBut("", folder));
   return MakeFolders(UnfinishedPath(checkpoint_path));
@@ -204,6 +245,7 @@ absl::Status BeginCheckpoint(const std::string& folder,
 
 absl::Status JoinCheckpoint(const std::string& folder,
                             const std::string& checkpoint_path) {
+  RETURN_IF_ERROR(CheckReplaceable(checkpoint_path));
   RETURN_IF_ERROR(MakeLastingFolders(folder));
   return MakeFolders(UnfinishedPath(checkpoint_path));
 }
@@ -248,6 +290,7 @@ absl::Status RemoveOldCheckpoints(const std::string& folder,
           "comes from, and the last {} saves are kept",
           old.path, newest, retention.last);
     }
+    if (IsOfAnotherVersion(old.path)) continue;
     // Half removed it must not pass for complete.
     const std::string doomed = UnfinishedPath(old.path);
     RETURN_IF_ERROR(Rename(old.path, doomed, 0));

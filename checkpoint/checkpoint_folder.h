@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,14 @@ struct Retention {
   int64_t every = 0;  // those whose step is a multiple of it (0: none).
 };
 
+// "rank-00002-of-00004.safetensors": what a rank writes of a checkpoint.
+std::string RankFileName(int rank, int world_size);
+bool IsRankFileName(const std::string& name);
+
 // "FOLDER/step-00000012".
 std::string CheckpointPath(const std::string& folder, int64_t step);
+// The step of a folder's name, if it is one of ours.
+std::optional<int64_t> StepOf(std::string name);
 // Where it is written before it gets its name.
 std::string UnfinishedPath(const std::string& checkpoint_path);
 
@@ -43,7 +50,9 @@ absl::Status CheckFileSize(const std::string& checkpoint_path,
                            const ManifestFile& file);
 
 // Makes an empty UnfinishedPath(checkpoint_path), and removes whatever
-// unfinished saves have left in `folder`.
+// unfinished saves have left in `folder`. kFailedPrecondition where
+// `checkpoint_path` is there and not to be replaced: it is a checkpoint of
+// another version, or holds what is none of ours.
 absl::Status BeginCheckpoint(const std::string& folder,
                              const std::string& checkpoint_path);
 // On another disk than BeginCheckpoint's, where several ranks may do it at
@@ -61,8 +70,8 @@ absl::Status RemoveUnfinished(const std::string& folder,
 // complete, so that one of both is there at any time.
 absl::Status CommitCheckpoint(const std::string& folder,
                               const std::string& checkpoint_path);
-// Removes OldCheckpoints. Says so of those of later steps than `newest`, which
-// a run that went back has left behind.
+// Removes OldCheckpoints, but for those of another version. Says so of those of
+// later steps than `newest`, which a run that went back has left behind.
 absl::Status RemoveOldCheckpoints(const std::string& folder,
                                   const std::string& newest,
                                   const Retention& retention);

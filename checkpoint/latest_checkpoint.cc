@@ -61,8 +61,26 @@ std::string FilesSeen(const std::string& path, const Manifest& manifest) {
   return seen;
 }
 
+// A folder that was given another step's name is not trusted.
+absl::Status CheckStep(const std::string& path, const Manifest& manifest) {
+  const std::string name = std::filesystem::path(path).filename();
+  if (StepOf(name) == manifest.state.step) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(path, "/", kManifestName,
+                                          ": is of step ", manifest.state.step,
+                                          "; was the folder renamed?"));
+}
+
+// Not passed over: what is older is not what the user wants.
+absl::Status OfAnotherVersion(const absl::Status& status) {
+  return absl::UnimplementedError(absl::StrCat(
+      std::string(status.message()),
+      "; as it may be the latest, resume with the program that wrote it, name "
+      "another checkpoint to resume from, or move it away"));
+}
+
 // Why a checkpoint is not whole, the same on all ranks; empty: each file is
-// seen by some rank. Errors are of the communication alone.
+// seen by some rank. Errors are of the communication, or kUnimplemented for a
+// checkpoint of another version.
 absl::StatusOr<std::string> WhyNotWhole(Communicator& communicator,
                                         const std::string& path) {
   std::string mine;
@@ -76,9 +94,16 @@ absl::StatusOr<std::string> WhyNotWhole(Communicator& communicator,
                    FromRank0(communicator, mine, kWhat));
   if (told[0] == '-') return told.substr(1);
   const absl::StatusOr<Manifest> manifest = ParseManifest(told.substr(1));
+  if (absl::IsUnimplemented(manifest.status())) {
+    return OfAnotherVersion(
+        Annotate(manifest.status(), absl::StrCat(path, "/", kManifestName)));
+  }
   if (!manifest.ok()) {
     return absl::StrCat(path, "/", kManifestName, ": ",
                         manifest.status().message());
+  }
+  if (const absl::Status step = CheckStep(path, *manifest); !step.ok()) {
+    return std::string(step.message());
   }
   ASSIGN_OR_RETURN(
       const std::vector<std::string> seen,
@@ -96,6 +121,7 @@ absl::StatusOr<std::string> WhyNotWhole(Communicator& communicator,
 
 absl::Status CheckWhole(const std::string& path) {
   ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(path));
+  RETURN_IF_ERROR(CheckStep(path, manifest));
   for (const ManifestFile& file : manifest.files) {
     RETURN_IF_ERROR(CheckFileSize(path, file));
   }
@@ -133,6 +159,7 @@ absl::StatusOr<std::string> FindLatestCheckpoint(const std::string& folder) {
   for (auto it = all.rbegin(); it != all.rend(); ++it) {
     const absl::Status whole = CheckWhole(it->path);
     if (whole.ok()) return it->path;
+    if (absl::IsUnimplemented(whole)) return OfAnotherVersion(whole);
     reasons.emplace_back(whole.message());
     WarnPassedOver(it->path, reasons.back());
   }

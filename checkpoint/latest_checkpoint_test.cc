@@ -137,6 +137,82 @@ TEST(LatestCheckpointTest, WhatIsNotWholeIsPassedOver) {
               StatusIs(absl::StatusCode::kNotFound, truncated + shard));
 }
 
+// What `folder`'s manifest says becomes what another program's would.
+void ChangeManifest(const std::string& path, const std::string& from,
+                    const std::string& to) {
+  std::string text = *ReadFile(path + "/manifest.json");
+  ASSERT_NE(text.find(from), std::string::npos);
+  text.replace(text.find(from), from.size(), to);
+  ASSERT_OK(WriteFile(path + "/manifest.json", text));
+}
+
+TEST(LatestCheckpointTest, AnotherVersionsIsNeitherPassedOverNorReplaced) {
+  const std::string folder = FreshFolder("newer");
+  Save(folder, 1);
+  const std::string newer = Save(folder, 2);
+  ChangeManifest(newer, "\"version\": 2", "\"version\": 3");
+  const auto refused =
+      StatusIs(absl::StatusCode::kUnimplemented,
+               newer + "/manifest.json: has version 3, this program reads 2");
+  EXPECT_THAT(FindLatestCheckpoint(folder), refused);
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& rank) {
+    EXPECT_THAT(FindLatestCheckpoint(*rank, folder), refused);
+    EXPECT_THAT(CheckpointReader::OpenLatest(*rank, folder, "tiny model"),
+                refused);
+    EXPECT_THAT(
+        SaveCheckpoint(*rank, Options(folder, 2, 0), Pieces(*rank, 0)),
+        StatusIs(absl::StatusCode::kFailedPrecondition, "another version"));
+    for (const int64_t step : {3, 4}) {
+      EXPECT_OK(SaveCheckpoint(*rank, Options(folder, step, /*keep=*/1),
+                               Pieces(*rank, 0)));
+    }
+  });
+  EXPECT_EQ(NamesIn(folder), "00000002 00000004");
+}
+
+TEST(LatestCheckpointTest, ARenamedOneIsPassedOver) {
+  const std::string folder = FreshFolder("renamed");
+  const std::string good = Save(folder, 1);
+  fs::rename(Save(folder, 2), folder + "/step-00000009");
+  EXPECT_EQ(*FindLatestCheckpoint(folder), good);
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& rank) {
+    EXPECT_EQ(*FindLatestCheckpoint(*rank, folder), good);
+  });
+  fs::remove_all(good);
+  EXPECT_THAT(FindLatestCheckpoint(folder),
+              StatusIs(absl::StatusCode::kNotFound, "is of step 2"));
+}
+
+TEST(LatestCheckpointTest, WhatIsNotOursIsNotReplaced) {
+  const std::string folder = FreshFolder("foreign");
+  const auto save = [&](const std::string& wanted) {
+    RunRanks(2, [&](const std::shared_ptr<Communicator>& rank) {
+      const auto saved =
+          SaveCheckpoint(*rank, Options(folder, 1, 0), Pieces(*rank, 0));
+      if (wanted.empty()) {
+        EXPECT_OK(saved);
+      } else {
+        EXPECT_THAT(saved,
+                    StatusIs(absl::StatusCode::kFailedPrecondition, wanted));
+      }
+    });
+  };
+  const std::string path = folder + "/step-00000001";
+  ASSERT_OK(MakeFolders(folder));
+  ASSERT_OK(WriteFile(path, "mine"));
+  save("is no folder");
+  fs::remove(path);
+  ASSERT_OK(MakeFolders(path));
+  ASSERT_OK(WriteFile(path + "/notes.txt", "mine"));
+  save("holds notes.txt");
+  EXPECT_EQ(*ReadFile(path + "/notes.txt"), "mine");
+  fs::remove(path + "/notes.txt");
+  save("");
+  fs::resize_file(path + "/rank-00000-of-00002.safetensors", 9);  // Damaged.
+  save("");
+  EXPECT_EQ(*FindLatestCheckpoint(folder), path);
+}
+
 // A byte that changed is found when all is read, and the one before counts.
 TEST(LatestCheckpointTest, DamageOfTheLatestIsPassedOver) {
   const std::string folder = FreshFolder("flipped");

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "checkpoint/safetensors/safetensors_writer.h"
 #include "kernels/status.h"
 #include "runtime/device/stream.h"
@@ -80,10 +79,6 @@ absl::Status WritePiece(SafetensorsWriter& writer, const HostPiece& piece,
 }
 
 }  // namespace
-
-std::string RankFileName(int rank, int world_size) {
-  return absl::StrFormat("rank-%05d-of-%05d.safetensors", rank, world_size);
-}
 
 absl::StatusOr<std::vector<HostPiece>> PiecesToWrite(
     std::span<const CheckpointTensor> tensors) {

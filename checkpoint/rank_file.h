@@ -14,9 +14,6 @@
 
 namespace tessera {
 
-// "rank-00002-of-00004.safetensors".
-std::string RankFileName(int rank, int world_size);
-
 // What one rank keeps of a tensor: elements [begin, begin +
 // tensor.num_elements()) of it. `tensor` is contiguous and may be empty.
 struct CheckpointTensor {
