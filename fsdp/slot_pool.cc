@@ -47,6 +47,13 @@ void SlotPool::GiveBack(Slot* slot, Event free) {
   free_[{slot->num_bytes, slot->key}].push_back(slot);
 }
 
+void SlotPool::GiveBack(Slot*& slot, Stream& stream) {
+  if (slot == nullptr) return;
+  slot->Poison(stream);
+  GiveBack(slot, stream.Record());
+  slot = nullptr;
+}
+
 void SlotPool::TakeBackAll() {
   free_.clear();
   for (const auto& slot : slots_) GiveBack(slot.get(), Event());

@@ -59,6 +59,9 @@ class SlotPool {
   Slot* Take(int64_t num_bytes, int key = 0);
   // Free once `free` has passed.
   void GiveBack(Slot* slot, Event free);
+  // Poisons it behind all work of `stream`, after which it is free; forgets it.
+  // Nothing for null.
+  void GiveBack(Slot*& slot, Stream& stream);
   // Gives up all slots that nobody holds, once their `free` has passed.
   void ReleaseFree();
   // All slots are free again, in the order in which they were made, which is

@@ -62,6 +62,26 @@ TEST(SlotPoolTest, TakesBackAllInTheOrderTheyWereMade) {
   EXPECT_EQ(pool.num_slots(), 3);
 }
 
+// Whoever still reads it, or takes it and does not write all of it, is noticed.
+TEST(SlotPoolTest, WhatIsGivenBackBehindAStreamIsPoisoned) {
+  for (const bool poison : {false, true}) {
+    AllocatorOf(CurrentDevice()).SetPoison(poison);
+    SlotPool pool(OptionsFor(nullptr));
+    Slot* slot = pool.Take(kBytes);
+    const Tensor bytes = slot->Vector(kBytes, DType::kUInt8);
+    ops::Fill(bytes, 1.0);
+    Stream stream(CurrentDevice(), "last", StreamMode::kQueued);
+    pool.GiveBack(slot, stream);
+    EXPECT_EQ(slot, nullptr);
+    pool.GiveBack(slot, stream);
+    Slot* again = pool.Take(kBytes);
+    ComputeStream(CurrentDevice()).WaitFor(again->free);
+    EXPECT_EQ(bytes.ToVector<uint8_t>()[0], poison ? 0xFF : 1);
+    EXPECT_EQ(pool.num_slots(), 1);
+    AllocatorOf(CurrentDevice()).SetPoison(false);
+  }
+}
+
 // The memory of a slot may be a block that the host gave back while work on it
 // is still queued. Whatever stream writes the slot next, that work is over.
 TEST(SlotPoolTest, WorkQueuedOnTheMemoryIsOverWhenASlotIsMade) {

@@ -184,9 +184,7 @@ void Unit::GatherFromShards() {
     if (!groups_[g]->always_whole() && !IsCommon(g)) {
       groups_[g]->CopyOutPacked(SlotWhole(g));
     }
-    Slot*& cast = buffers_[g].cast;
-    if (cast != nullptr) context_->local->GiveBack(cast, stream.Record());
-    cast = nullptr;
+    context_->local->GiveBack(buffers_[g].cast, stream);
   }
   gathered_event_ = stream.Record();
 }
@@ -267,8 +265,7 @@ Event Unit::ReshardPostForward() {
 void Unit::DropKept() {
   if (!kept_) return;
   for (Buffers& buffers : buffers_) {
-    context_->local->GiveBack(buffers.kept, compute().Record());
-    buffers.kept = nullptr;
+    context_->local->GiveBack(buffers.kept, compute());
   }
   kept_ = false;
 }
@@ -292,8 +289,7 @@ void Unit::GatherFromKept() {
   OrThrow(context_->post_forward->AllGather(parts, stream, name_));
   for (size_t g = 0; g < groups_.size(); ++g) {
     groups_[g]->CopyOutPacked(SlotWhole(g));
-    context_->local->GiveBack(buffers_[g].kept, stream.Record());
-    buffers_[g].kept = nullptr;
+    context_->local->GiveBack(buffers_[g].kept, stream);
   }
   gathered_event_ = stream.Record();
   kept_ = false;

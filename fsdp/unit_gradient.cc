@@ -229,19 +229,19 @@ void UnitGradient::Merge(const std::vector<Reducing>& work) {
   }
 }
 
+// Behind the last collective that reads them.
 void UnitGradient::GiveBackBuffers() {
+  Stream& stream = context_->replicate != nullptr && !PutsOff()
+                       ? *context_->replicate_stream
+                   : context_->shard != nullptr ? *context_->shard_stream
+                                                : compute();
   for (size_t g = 0; g < groups_.size(); ++g) {
     Buffers& buffers = buffers_[g];
     if (groups_[g]->gradient()->released()) continue;
     groups_[g]->gradient()->Release();
-    context_->gradients->GiveBack(buffers.gradient, reduced_event_);
-    if (buffers.wire != nullptr) {
-      context_->wire->GiveBack(buffers.wire, reduced_event_);
-    }
-    buffers.gradient = buffers.wire = nullptr;
-    if (buffers.partial == nullptr || put_off_) continue;
-    context_->local->GiveBack(buffers.partial, reduced_event_);
-    buffers.partial = nullptr;
+    context_->gradients->GiveBack(buffers.gradient, stream);
+    context_->wire->GiveBack(buffers.wire, stream);
+    if (!put_off_) context_->local->GiveBack(buffers.partial, stream);
   }
 }
 
@@ -282,13 +282,10 @@ void UnitGradient::Drop() {
   if (reducing_) compute().WaitFor(reduced_event_);
   reducing_ = put_off_ = false;
   for (size_t g = 0; g < groups_.size(); ++g) {
-    Slot*& partial = buffers_[g].partial;
-    if (partial != nullptr) context_->local->GiveBack(partial, reduced_event_);
-    partial = nullptr;
+    context_->local->GiveBack(buffers_[g].partial, *context_->shard_stream);
     if (groups_[g]->gradient()->released()) continue;
     groups_[g]->gradient()->Release();
-    context_->gradients->GiveBack(buffers_[g].gradient, compute().Record());
-    buffers_[g].gradient = nullptr;
+    context_->gradients->GiveBack(buffers_[g].gradient, compute());
   }
 }
 
