@@ -3,14 +3,9 @@
 // (J.76)
 #include <sys/resource.h>
 
-#include <atomic>
-#include <chrono>
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,7 +13,6 @@
 #include "checkpoint/convert/merge.h"
 #include "checkpoint/convert/model_texts.h"
 #include "checkpoint/convert/weight_files.h"
-#include "checkpoint/torch/distributed_writer.h"
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
 #include "tests/testing/small_transformers.h"
@@ -280,63 +274,6 @@ TEST_F(WeightProgramsTest, AFullDiskIsAnErrorAndLeavesNothing) {
     EXPECT_EQ(run.exit_code, 1) << run.output;
     EXPECT_FALSE(fs::exists(Path("b")));
   }
-}
-
-// An optimizer of ten tensors of 16 MB.
-std::string LargeOptimizer(const std::string& folder) {
-  OrThrow(StartDistributedFolder(folder));
-  auto writer = OrThrow(DistributedFileWriter::Create(folder, 0));
-  DistributedMetadata metadata;
-  const Shape shape{4, 1 << 20};
-  for (int i = 0; i < 10; ++i) {
-    const Tensor tensor = Tensor::Empty(shape);
-    std::fill_n(tensor.data<float>(), shape.num_elements(),
-                static_cast<float>(i));
-    const DistributedPath path = {"optimizer", "state",
-                                  absl::StrCat("layer", i), "exp_avg"};
-    const std::string key = DistributedKey(path);
-    metadata.paths[key] = path;
-    metadata.tensors[key] = {
-        &TorchTypeOf(tensor.dtype()),
-        shape,
-        {{WholeBox(shape), OrThrow(writer.Write(tensor))}}};
-  }
-  OrThrow(writer.Finish());
-  OrThrow(FinishDistributedFolder(folder, metadata));
-  return folder;
-}
-
-// "RssAnon" of a process: memory that is no file's.
-int64_t AnonymousBytes(pid_t pid) {
-  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
-  for (std::string line; std::getline(status, line);) {
-    long long kilobytes = 0;
-    if (std::sscanf(line.c_str(), "RssAnon: %lld", &kilobytes) == 1) {
-      return kilobytes * 1024;
-    }
-  }
-  return 0;
-}
-
-TEST_F(WeightProgramsTest, MergingAnOptimizerTakesItsLargestTensor) {
-  const std::string folder = LargeOptimizer(Path("optimizer_0"));
-  Program merge(kMerge, {folder, Path("out"), "--unsafe_serialization"});
-  std::atomic<bool> ended = false;
-  int64_t most = 0;
-  std::thread sampling([&] {
-    while (!ended) {
-      most = std::max(most, AnonymousBytes(merge.pid()));
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  });
-  const bool has_said = merge.WaitForOutput("merged " + folder + " into");
-  ended = true;
-  sampling.join();
-  const ProgramResult run = merge.Wait();
-  EXPECT_TRUE(has_said && run.exit_code == 0) << run.output;
-  EXPECT_GT(most, int64_t{16} << 20);  // It was seen at work.
-  EXPECT_LT(most, int64_t{16 + 64} << 20);
-  fs::remove_all(folder_);
 }
 
 }  // namespace
