@@ -275,7 +275,9 @@ class FullyShardSetup {
       return;
     }
     group.AllocateShard(
-        OrThrow(c.shard->AllocateBuffer(c.device, group.gathered_bytes(),
+        OrThrow(c.shard->AllocateBuffer(c.device,
+                                        group.in_place_length() *
+                                            ElementBytes(group.master_dtype()),
                                         CommBufferKind::kCommon,
                                         MemoryCategory::kParameter))
             .storage);

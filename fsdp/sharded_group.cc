@@ -327,6 +327,11 @@ Tensor Place(const Tensor& whole, const PackedCopy& copy, int world_size) {
 
 }  // namespace
 
+int64_t ShardedGroup::in_place_length() const {
+  const CollectivePart* part = PackedPart(layout_);
+  return part == nullptr ? layout_.unsharded_length : part->unsharded_offset;
+}
+
 void ShardedGroup::CopyOutPacked(const Tensor& whole) const {
   const CollectivePart* part = PackedPart(layout_);
   if (part == nullptr) return;

@@ -71,12 +71,14 @@ class ShardedGroup {
   bool always_whole() const { return gathered_ == shard_.storage(); }
 
   // Makes room for the master values. [Note: shards in place] Where all ranks
-  // see one memory and no cast lies between, `common` (of gathered_bytes())
+  // see one memory and no cast lies between, `common`
   // holds the masters of all ranks, each rank's at its place in the whole: to
   // gather is then to wait, and no byte moves. Without it the shard is memory
-  // of its own.
+  // of its own. Packed parameters lie at their places too, so that there is no
+  // block for them: in_place_length() elements.
   void AllocateShard(std::shared_ptr<Storage> common = nullptr);
   bool in_place() const { return common_ != nullptr; }
+  int64_t in_place_length() const;
   const std::shared_ptr<Storage>& common() const { return common_; }
   // The master values as one vector; only when not in place.
   const Tensor& shard() const { return shard_; }

@@ -94,9 +94,13 @@ int Unit::SlotKey() const {
 // The slot of the gathered buffer as one vector.
 Tensor Unit::SlotWhole(size_t g) const {
   const ShardedGroup& group = *groups_[g];
-  return Tensor::View(
-      group.in_place() ? group.common() : buffers_[g].gathered->memory, 0,
-      {group.layout().unsharded_length}, group.gathered_dtype());
+  if (group.in_place()) {
+    return Tensor::View(group.common(), 0, {group.in_place_length()},
+                        group.gathered_dtype());
+  }
+  return Tensor::View(buffers_[g].gathered->memory, 0,
+                      {group.layout().unsharded_length},
+                      group.gathered_dtype());
 }
 
 // Whether all ranks see one gathered buffer.

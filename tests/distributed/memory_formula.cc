@@ -26,6 +26,7 @@ int64_t Elements(const Sides& dims) {
 struct Sizes {
   int64_t shard = 0;
   int64_t whole = 0;
+  int64_t places = 0;  // Of `whole`, what is not a block.
   std::vector<int64_t> kept;
 };
 
@@ -41,7 +42,7 @@ Sizes FlatSizes(const UnitShapes& unit, const MemoryPlan& plan, int rank) {
   }
   Sizes sizes;
   sizes.shard = RoundUp(CeilDiv(end, plan.shard_ranks), align);
-  sizes.whole = sizes.shard * plan.shard_ranks;
+  sizes.whole = sizes.places = sizes.shard * plan.shard_ranks;
   const int64_t from = rank * sizes.shard;
   for (size_t i = 0; i < begins.size(); ++i) {
     const int64_t to = begins[i] + Elements(unit.parameters[i]);
@@ -73,8 +74,10 @@ Sizes RowSizes(const UnitShapes& unit, const MemoryPlan& plan, int rank) {
   if (block > 0) {
     block = RoundUp(block, multiple);
     sizes.shard += block;
-    sizes.whole = RoundUp(sizes.whole, align) + block * ranks;
+    sizes.whole = RoundUp(sizes.whole, align);
   }
+  sizes.places = sizes.whole;
+  sizes.whole += block * ranks;
   return sizes;
 }
 
@@ -128,7 +131,7 @@ class Formula {
     MemoryBytes bytes;
     for (const Sizes& unit : sizes_) {
       bytes.parameters += plan_.in_place
-                              ? CeilDiv(unit.whole * 4, plan_.shard_ranks)
+                              ? CeilDiv(unit.places * 4, plan_.shard_ranks)
                               : Allocated(unit.shard * 4);
       bytes.gradients += Allocated(unit.shard * 4);
       for (int64_t n : unit.kept) bytes.optimizer_state += 2 * Allocated(n * 4);
