@@ -155,11 +155,10 @@ MemoryModel TinyGpt2() {
   model.shapes.root = {{{24}, {24}}};
   model.shapes.root_at = 5;
   // Of a block of width C: two norms, two sums, queries, keys and values, what
-  // attention gives, two projections, and 4 C twice, 18 C; for backward the
-  // widest gradients, 10 C; the ends 6 C, logits and their gradient.
-  model.activation_bound =
-      kRows * kSequence * 4 *
-      (3 * 19 * 24 + 10 * 24 + 6 * 24 + 2 * kSmallVocabulary);
+  // attention gives, and 4 C twice, 16 C; the ends 2 C, logits and their
+  // gradient; 4 C that come and go.
+  model.activation_bound = kRows * kSequence * 4 *
+                           (3 * 16 * 24 + 2 * 24 + 2 * kSmallVocabulary + 96);
   return model;
 }
 
@@ -182,11 +181,13 @@ MemoryModel TinyLlama() {
   model.shapes.forward = {0, 1, 2, 3, 4};
   model.shapes.root = {{{24}}};
   model.shapes.root_at = 4;
-  // Of a layer: eight tensors of width 24, queries, keys and values before and
-  // after rotation (64), four of width 40; then as above.
-  model.activation_bound = kRows * kSequence * 4 *
-                           (3 * (8 * 24 + 64 + 4 * 40) + 4 * 40 + 10 * 24 +
-                            6 * 24 + 2 * kSmallVocabulary);
+  // Of a layer: five tensors of width 24, queries, keys and values (40), three
+  // of width 40; the ends as above; two of width 40 that come and go.
+  model.activation_bound =
+      kRows * kSequence * 4 *
+      (3 * (5 * 24 + 40 + 3 * 40) + 2 * 24 + 2 * kSmallVocabulary + 2 * 40);
+  // Cosines and sines of four angles for each position.
+  model.data_bytes = 2 * kSequence * 4 * 4;
   return model;
 }
 

@@ -21,8 +21,10 @@ struct MemoryModel {
   // Forward and loss of one small batch.
   std::function<Variable(Module& module, int rank, int step)> loss;
   ModelShapes shapes;
-  // What a step keeps for backward and computes with, at most, by hand.
+  // What a step in float32 keeps for backward and computes with, at most, by
+  // hand.
   int64_t activation_bound = 0;
+  int64_t data_bytes = 0;  // Of tables that it makes once.
 };
 
 MemoryModel TinyGpt2();
