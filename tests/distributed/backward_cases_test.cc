@@ -1,10 +1,18 @@
 // Backwards that run again, are refused, or throw.
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "kernels/status.h"
+#include "runtime/autograd/node.h"
+#include "runtime/functions/matmul.h"
+#include "runtime/ops/elementwise.h"
 #include "tests/distributed/case_models.h"
 #include "tests/distributed/sharded_run.h"
+#include "tests/testing/run_ranks.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tessera {
@@ -137,6 +145,127 @@ TEST(BackwardCases, BehindAForwardThatThrewReshardBeginsAnew) {
     };
     Scenario scenario = MlpScenario();
     scenario.num_steps = 1;
+    RunSharded(scenario, 2, mode, after);
+  }
+}
+
+// Nor does the next forward wait for more than itself.
+TEST(BackwardCases, TheNextForwardBeginsAnew) {
+  for (const bool in_forward : {false, true}) {
+    const auto after = [&](Module& model, FullyShardedModule& sharded) {
+      const Pass pass(sharded.mesh().world()->rank(), 0, 1.0);
+      Module& last = *model.NamedModules().back().module;
+      const int64_t hook =
+          last.AddPreForwardHook([&](Module&, const std::vector<Variable*>&) {
+            if (in_forward) throw Error(absl::InternalError("no forward"));
+          });
+      EXPECT_THROW(LossThatMayThrow(model, pass, !in_forward).Backward(),
+                   Error);
+      last.RemoveForwardHook(hook);
+      const Variable loss = LossThatMayThrow(model, pass, false);
+      for (const ScheduleStep& step : sharded.schedule().current()) {
+        EXPECT_FALSE(step.backward);
+      }
+      loss.Backward();
+      EXPECT_GT(sharded.GradNorm(), 0.0);
+      ExpectNothingGathered(sharded);
+    };
+    for (const Mode& mode : AllModes(2)) {
+      SCOPED_TRACE(absl::StrCat(mode.name, " ", in_forward));
+      RunSharded(MlpScenario(), 2, mode, after);
+    }
+  }
+}
+
+// Keeps the gradient that comes, and throws; or lets compute stand still.
+class OddNode final : public Node {
+ public:
+  explicit OddNode(Tensor* seen) : seen_(seen) {}
+  const char* name() const override { return "Odd"; }
+  std::vector<Tensor> Apply(const std::vector<Tensor>& grads) override {
+    if (seen_ != nullptr) {
+      *seen_ = grads[0];
+      throw Error(absl::InternalError("failed on purpose"));
+    }
+    ComputeStream(CurrentDevice()).Enqueue("Sleep", [] {
+      absl::SleepFor(absl::Milliseconds(30));
+    });
+    return grads;
+  }
+
+ private:
+  Tensor* const seen_;
+};
+
+Variable Odd(const Variable& x, Tensor* seen) {
+  return Record(x.data(), {x},
+                [seen] { return std::make_shared<OddNode>(seen); });
+}
+
+// The gradient at x of a backward that throws there. Rank 1 computes it late,
+// from a use of the weight that no reduction waits for.
+Tensor GradientAtTheThrow(CaseModule& layer, bool late) {
+  const Variable weight = layer.NamedParameters()[0].variable;
+  bool detached = true;
+  layer.body = [&](const Variable& x) {
+    return functions::Linear(x, detached ? weight.Detach() : weight,
+                             Variable());
+  };
+  Tensor seen;
+  Variable x(ops::Ones({1, 8}));
+  x.set_requires_grad(true);
+  Variable y = layer(Odd(x, &seen));
+  if (late) y = Odd(y, nullptr);
+  detached = false;
+  EXPECT_THROW(SumOfSquares(layer(y)).Backward(), Error);
+  return seen;
+}
+
+// Where shards lie in place, ranks that go on write what another still reads.
+TEST(BackwardCases, WhatFollowsWaitsForTheThrownBackwardOfAllRanks) {
+  RunRankProcesses(
+      RankKind::kSharedMemory, 2,
+      [](const std::shared_ptr<Communicator>& world) {
+        SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
+        auto layer = MakeLinear(8, 8, /*bias=*/false);
+        auto root = std::make_shared<CaseModule>("Root");
+        root->AddChild("layer", layer);
+        FillParameters(*root);
+        FullyShardOptions options;
+        options.auto_wrap_policy = WrapByClass{{"Layer"}};
+        auto sharded = OrThrow(
+            FullyShard(*root, OrThrow(DeviceMesh::Create(world)), options));
+        const Tensor seen = GradientAtTheThrow(*layer, world->rank() == 1);
+        EXPECT_OK(sharded->SetFullParameter("layer.weight", ops::Ones({8, 8})));
+        const std::vector<double> values = seen.ToDoubles();
+        sharded.reset();
+        auto plain = MakeLinear(8, 8, /*bias=*/false);
+        FillParameters(*plain);
+        EXPECT_EQ(GradientAtTheThrow(*plain, false).ToDoubles(), values);
+        SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
+      });
+}
+
+// Of a unit of which one gradient was cleared and the others not.
+TEST(BackwardCases, WhatWasClearedBeginsAtZero) {
+  const auto after = [](Module& model, FullyShardedModule& sharded) {
+    const Pass pass(sharded.mesh().world()->rank(), 0, 1.0);
+    const Variable bias = model.NamedParameters().back().variable;
+    std::vector<std::vector<double>> seen;
+    for (const int num_backwards : {1, 2}) {
+      sharded.ZeroGrad();
+      for (int i = 0; i < num_backwards; ++i) {
+        Variable(bias).ZeroGrad();
+        LossThatMayThrow(model, pass, false).Backward();
+      }
+      seen.push_back(bias.grad().ToDoubles());
+    }
+    EXPECT_EQ(seen[1], seen[0]);
+  };
+  Scenario scenario = MlpScenario();
+  scenario.num_steps = 0;
+  for (const Mode& mode : AllModes(2)) {
+    SCOPED_TRACE(mode.name);
     RunSharded(scenario, 2, mode, after);
   }
 }
