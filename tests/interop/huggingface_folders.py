@@ -4,16 +4,19 @@ huggingface_folders.py REWRITE_FOLDER MODELS
 
 For each folder of MODELS, REWRITE_FOLDER loads it into shards and saves these
 as a folder. transformers must find no key missing, none unexpected, the same
-tensors, and hence the same logits and greedy tokens. Without transformers
-nothing is run, and that is said.
+tensors, and hence the same logits and greedy tokens. The same of each model
+that is tied, with a head of its own in the file beside a config that ties it.
+Without transformers nothing is run, and that is said.
 """
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
 
 try:
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 except ImportError as error:
     print(f"NOT RUN: this Python has no transformers ({error})")
@@ -47,19 +50,41 @@ def compare(ours, theirs, folder):
     assert torch.equal(ours.generate(ids, **greedy), theirs.generate(ids, **greedy)), folder
 
 
+def with_own_head(folder, to):
+    """A copy of the folder, whose weights are not tied; nothing if they were not."""
+    model = load(folder)
+    if not model.config.tie_word_embeddings:
+        return None
+    shutil.copy(folder / "config.json", to)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0).contiguous()
+    save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+def check(program, folder):
+    theirs = load(folder)
+    for ranks, version, size in WAYS:
+        with tempfile.TemporaryDirectory() as out:
+            subprocess.run([program, folder, out, str(ranks), str(version), size],
+                           check=True)
+            compare(load(out), theirs, folder)
+
+
 def main():
     program, models = sys.argv[1:]
     torch.set_num_threads(1)
     folders = sorted(p.parent for p in pathlib.Path(models).rglob("config.json"))
     assert folders, f"no model in {models}"
+    untied = 0
     for folder in folders:
-        theirs = load(folder)
-        for ranks, version, size in WAYS:
-            with tempfile.TemporaryDirectory() as out:
-                subprocess.run([program, folder, out, str(ranks), str(version), size],
-                               check=True)
-                compare(load(out), theirs, folder)
-    print(f"{len(folders)} folders, each written in {len(WAYS)} ways")
+        check(program, folder)
+        with tempfile.TemporaryDirectory() as to:
+            if with_own_head(folder, pathlib.Path(to)):
+                check(program, to)
+                untied += 1
+    assert untied > 0, "no model is tied"
+    print(f"{len(folders)} folders, and {untied} with heads of their own, each written in {len(WAYS)} ways")
 
 
 main()
