@@ -187,6 +187,28 @@ TEST(MergeTest, AParentFolderIsToldWhatIsMeant) {
   EXPECT_FALSE(fs::exists(parent + "/out"));
 }
 
+TEST(MergeTest, ARunIsToldItsLastCheckpoints) {
+  const std::string run = FreshFolder("merge_run");
+  const std::string from = Model("of_run");
+  ASSERT_OK(MakeFolders(run + "/checkpoints"));
+  const auto add = [&](int step) {
+    std::string folder = absl::StrCat(run, "/checkpoints/step-", step);
+    fs::copy(from, folder);
+    return folder;
+  };
+  const std::string first = add(1);
+  EXPECT_THAT(MergeFsdpWeights(run, run + "/out"),
+              StatusIs(absl::StatusCode::kNotFound, "mean " + first + "?"));
+  for (int step = 2; step < 6; ++step) add(step);
+  for (const std::string& path : {run, run + "/checkpoints"}) {
+    const absl::Status status = OpenWeights(path).status();
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound,
+                                 run + "/checkpoints/step-5?"));
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::Not(HasSubstr(first)));
+  }
+}
+
 TEST(MergeTest, NeverRemovesItsOutput) {
   const std::string folder = Model("inside");
   for (const char* inside :

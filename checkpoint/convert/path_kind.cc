@@ -72,6 +72,18 @@ std::vector<std::string> NamesIn(const std::string& folder) {
   return names;
 }
 
+std::vector<std::string> CheckpointsIn(const std::string& folder) {
+  std::vector<std::string> found;
+  for (const std::string& name : NamesIn(folder)) {
+    const std::string inside = (fs::path(folder) / name).string();
+    if (Exists(absl::StrCat(inside, "/", kDistributedMetadataName)) ||
+        Exists(absl::StrCat(inside, "/", kManifestName))) {
+      found.push_back(inside);
+    }
+  }
+  return found;
+}
+
 struct FolderKind {
   PathKind kind;
   const char* what;
@@ -135,15 +147,11 @@ bool IsStatePart(const std::string& name) {
 }
 
 std::string NestedCheckpointHint(const std::string& path) {
-  std::vector<std::string> found;
-  for (const std::string& name : NamesIn(path)) {
-    const std::string inside = (fs::path(path) / name).string();
-    if (Exists(absl::StrCat(inside, "/", kDistributedMetadataName)) ||
-        Exists(absl::StrCat(inside, "/", kManifestName))) {
-      found.push_back(inside);
-    }
-  }
+  constexpr size_t kMost = 3;  // A run may have any number.
+  std::vector<std::string> found = CheckpointsIn(path);
+  if (found.empty()) found = CheckpointsIn((fs::path(path) / "checkpoints"));
   if (found.empty()) return "";
+  if (found.size() > kMost) found.erase(found.begin(), found.end() - kMost);
   return absl::StrCat("; did you mean ", absl::StrJoin(found, " or "), "?");
 }
 

@@ -40,8 +40,9 @@ absl::StatusOr<FoundPath> KindOfPath(const std::string& path);
 // parts of a state: "pytorch_model_fsdp_0", "optimizer.bin", "scaler.pt".
 bool IsStatePart(const std::string& name);
 
-// The checkpoints just inside `path`, for errors: "; did you mean
-// PATH/pytorch_model_fsdp_0?", or nothing.
+// The checkpoints just inside `path`, or in the "checkpoints" of a run there,
+// for errors: "; did you mean PATH/pytorch_model_fsdp_0?", or nothing. The last
+// three of many.
 std::string NestedCheckpointHint(const std::string& path);
 
 }  // namespace tessera
