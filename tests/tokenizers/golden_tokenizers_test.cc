@@ -89,23 +89,47 @@ TEST_P(GoldenTokenizersTest, StreamsTheSameText) {
   }
 }
 
-// Of texts that decode to themselves. Around an added token, a prefix that is
-// put before every text is put before the rest too, and comes out as a space.
+bool HasSpaceAround(const std::string& text) {
+  const auto is_space = [](char c) { return c == ' ' || c == '\n'; };
+  return text.empty() || is_space(text.front()) || is_space(text.back());
+}
+
+// Some tokenizers change texts. What the rows say that they keep, they keep in
+// long texts too: lines that decode to themselves, with a separator between
+// them that one of the lines has inside. What is changed at the ends of a text
+// is not there at the ends of one of the lines. Around an added token, a prefix
+// that is put before every text is put before the rest too, and comes out as a
+// space.
 TEST_P(GoldenTokenizersTest, TenMegabytesRoundTrip) {
   constexpr size_t kNumBytes = 10'000'000;
-  std::vector<std::string> lines;
+  std::vector<std::string> kept;
+  std::string separator;
   for (const Row& row : rows_) {
     const bool has_added = std::any_of(
         row.ids_without_special.begin(), row.ids_without_special.end(),
         [this](int32_t id) { return tokenizer_->IsAdded(id); });
-    if (row.decoded == row.text && !has_added) {
-      lines.push_back(row.text + "\n");
+    if (row.decoded != row.text || has_added || row.text.empty()) continue;
+    kept.push_back(row.text);
+    for (const char* inside : {" ", "\n"}) {
+      const size_t at = row.text.find_first_not_of(" \n");
+      const size_t end = row.text.find_last_not_of(" \n");
+      const size_t found = row.text.find(inside, at);
+      if (found < end && separator != "\n") separator = inside;
     }
   }
-  ASSERT_FALSE(lines.empty());
+  std::vector<std::string> lines;
+  for (const std::string& line : kept) {
+    if (separator == "\n" || !HasSpaceAround(line)) lines.push_back(line);
+  }
+  if (separator.empty() || lines.empty()) {
+    GTEST_SKIP() << "no rows that keep their spaces";
+  }
   std::mt19937 random(1);
-  std::string text;
-  while (text.size() < kNumBytes) text += lines[random() % lines.size()];
+  std::string text = kept.back();
+  while (text.size() < kNumBytes) {
+    text += separator + lines[random() % lines.size()];
+  }
+  text += separator + kept.back();
   EXPECT_TRUE(tokenizer_->Decode(tokenizer_->Encode(text)) == text);
 }
 

@@ -200,6 +200,16 @@ IdTemplate ReadTemplate(const JsonNode& node) {
   return items;
 }
 
+// "cls": ["<s>", 0] in front of the text, and "sep": ["</s>", 2] behind it.
+IdTemplate ReadClsAndSep(const JsonNode& node) {
+  const auto id = [&node](const char* key) {
+    const std::vector<JsonNode> token = node.Items(key);
+    if (token.size() != 2) node.At(key).Refuse("wanted [token, id]");
+    return std::vector<int32_t>{token[1].AsIndex()};
+  };
+  return {id("cls"), std::nullopt, id("sep")};
+}
+
 void ReadTemplates(const JsonNode& node, std::vector<IdTemplate>& templates);
 
 void ReadProcessorSequence(const JsonNode& node,
@@ -211,11 +221,17 @@ void ReadProcessorSequence(const JsonNode& node,
 
 void ReadTemplates(const JsonNode& node, std::vector<IdTemplate>& templates) {
   using Read = void (*)(const JsonNode&, std::vector<IdTemplate>&);
-  static constexpr std::array<Named<Read>, 3> kProcessors = {{
+  constexpr Read kClsAndSep = [](const JsonNode& n,
+                                 std::vector<IdTemplate>& t) {
+    t.push_back(ReadClsAndSep(n));
+  };
+  static constexpr std::array<Named<Read>, 5> kProcessors = {{
       {"TemplateProcessing",
        [](const JsonNode& n, std::vector<IdTemplate>& t) {
          t.push_back(ReadTemplate(n));
        }},
+      {"RobertaProcessing", kClsAndSep},
+      {"BertProcessing", kClsAndSep},
       // Changes offsets only.
       {"ByteLevel", [](const JsonNode&, std::vector<IdTemplate>&) {}},
       {"Sequence", ReadProcessorSequence},
@@ -231,24 +247,32 @@ DecoderPointer ReadDecoderSequence(const JsonNode& node) {
 }  // namespace
 
 NormalizerPointer ReadNormalizer(const JsonNode& node) {
-  static constexpr std::array<Named<Reader<NormalizerPointer>>, 9> kReaders = {{
-      {"NFC", ReadNormalForm<NormalForm::kNFC>},
-      {"NFD", ReadNormalForm<NormalForm::kNFD>},
-      {"NFKC", ReadNormalForm<NormalForm::kNFKC>},
-      {"NFKD", ReadNormalForm<NormalForm::kNFKD>},
-      {"Lowercase", [](const JsonNode&) { return LowercaseNormalizer(); }},
-      {"Prepend",
-       [](const JsonNode& n) { return PrependNormalizer(n.Text("prepend")); }},
-      {"Replace",
-       [](const JsonNode& n) {
-         return ReplaceNormalizer(ReadPattern(n), n.Text("content"));
-       }},
-      {"Strip",
-       [](const JsonNode& n) {
-         return StripNormalizer(n.Flag("strip_left"), n.Flag("strip_right"));
-       }},
-      {"Sequence", ReadNormalizerSequence},
-  }};
+  static constexpr std::array<Named<Reader<NormalizerPointer>>, 10> kReaders = {
+      {
+          {"NFC", ReadNormalForm<NormalForm::kNFC>},
+          {"NFD", ReadNormalForm<NormalForm::kNFD>},
+          {"NFKC", ReadNormalForm<NormalForm::kNFKC>},
+          {"NFKD", ReadNormalForm<NormalForm::kNFKD>},
+          {"Lowercase", [](const JsonNode&) { return LowercaseNormalizer(); }},
+          {"Prepend",
+           [](const JsonNode& n) {
+             return PrependNormalizer(n.Text("prepend"));
+           }},
+          {"Replace",
+           [](const JsonNode& n) {
+             return ReplaceNormalizer(ReadPattern(n), n.Text("content"));
+           }},
+          {"Strip",
+           [](const JsonNode& n) {
+             return StripNormalizer(n.Flag("strip_left"),
+                                    n.Flag("strip_right"));
+           }},
+          {"StripAccents",
+           [](const JsonNode&) {
+             return ReplaceNormalizer(*Pattern::Regex("\\p{M}"), "");
+           }},
+          {"Sequence", ReadNormalizerSequence},
+      }};
   return ReadByType(node, kReaders);
 }
 

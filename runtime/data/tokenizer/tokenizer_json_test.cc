@@ -155,7 +155,8 @@ TEST(TokenizerJsonTest, ErrorsNameThePlace) {
       {"/decoder", R"({"type": "CTC"})", "decoder.type: \"CTC\""},
       {"/post_processor/single/0/SpecialToken/id", "\"<t>\"",
        "post_processor.single[0].SpecialToken.id: \"<t>\""},
-      {"/post_processor/type", "\"BertProcessing\"", "\"BertProcessing\""},
+      {"/post_processor/type", "\"BertProcessing\"", "\"cls\" is missing"},
+      {"/post_processor/type", "\"Other\"", "\"Other\" is not supported"},
   };
   for (const Change& change : changes) {
     Json json = Small();
