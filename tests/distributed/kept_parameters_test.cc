@@ -4,8 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
+#include <vector>
 
+#include "absl/time/clock.h"
 #include "runtime/autograd/grad_mode.h"
+#include "runtime/device/allocator.h"
+#include "runtime/device/stream.h"
 #include "runtime/functions/elementwise.h"
 #include "runtime/ops/elementwise.h"
 #include "tests/distributed/case_models.h"
@@ -190,6 +195,80 @@ TEST(KeptParametersTest, ReleasedParametersArePoisoned) {
       EXPECT_EQ(std::isnan(*address), !whole && !one_rank);
     });
   }
+}
+
+// The value that was set last, whichever way.
+TEST(KeptParametersTest, AValueSetBehindAReplacedOneCounts) {
+  for (const Mode& mode : AllModes(4)) {
+    RunRanks(4, [&](const std::shared_ptr<Communicator>& world) {
+      SCOPED_TRACE(mode.name);
+      Sample sample(world, mode);
+      const NoGrad no_grad;
+      Variable weight = sample.weight;
+      weight.set_data(ops::Scale(weight.data(), 3.0));
+      ASSERT_OK(sample.sharded->SetFullParameter("layer.weight", sample.ones));
+      EXPECT_NEAR(SumOf((*sample.model)(sample.x)).data().Item(),
+                  sample.Expected(), 1e-5);
+    });
+  }
+}
+
+// One that nobody can take over is no value that is lost.
+TEST(KeptParametersTest, AValueReplacedWhileItIsKeptIsRefused) {
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& world) {
+    Sample sample(world, PerParameter(/*reshard_after_forward=*/false));
+    Variable weight = sample.weight;
+    (*sample.model)(sample.x);
+    ASSERT_FALSE(sample.at_rest());
+    weight.set_data(ops::Scale(weight.data(), 3.0));
+    EXPECT_THROWS_ERROR(sample.sharded->Reshard(),
+                        absl::StatusCode::kFailedPrecondition,
+                        "its value was replaced");
+  });
+}
+
+// Parts that are kept for a backward too.
+TEST(KeptParametersTest, ReleasedBuffersAreAllOfThem) {
+  for (const Mode& mode : AllModes(4)) {
+    RunRanks(4, [&](const std::shared_ptr<Communicator>& world) {
+      SCOPED_TRACE(mode.name);
+      Sample sample(world, mode);
+      const Allocator& allocator = AllocatorOf(CurrentDevice());
+      const auto held = [&] {
+        return allocator.stats().current(MemoryCategory::kScratch) +
+               allocator.stats().current(MemoryCategory::kUnsharded);
+      };
+      const int64_t before = held();
+      (*sample.model)(sample.x);
+      sample.sharded->ReleaseBuffers();
+      EXPECT_EQ(held(), before);
+    });
+  }
+}
+
+// Whoever uses a kept parameter behind the forward reads what it read, however
+// late it is: shards that lie in place are written when all have read.
+TEST(KeptParametersTest, AKeptValueIsReadBeforeItIsSet) {
+  RunRankProcesses(
+      RankKind::kSharedMemory, 2,
+      [](const std::shared_ptr<Communicator>& world) {
+        SetComputeStreamMode(CurrentDevice(), StreamMode::kQueued);
+        Sample sample(world, PerParameter(/*reshard_after_forward=*/false));
+        (*sample.model)(sample.x);
+        if (world->rank() == 1) {
+          ComputeStream(CurrentDevice()).Enqueue("Sleep", [] {
+            absl::SleepFor(absl::Milliseconds(30));
+          });
+        }
+        const Tensor seen = ops::Scale(sample.weight.data(), 1.0);
+        EXPECT_OK(
+            sample.sharded->SetFullParameter("layer.weight", sample.ones));
+        std::vector<double> expected = FillValues(32);
+        for (double& v : expected) v = static_cast<float>(v);
+        EXPECT_EQ(seen.ToDoubles(), expected);
+        sample.sharded.reset();
+        SetComputeStreamMode(CurrentDevice(), StreamMode::kInline);
+      });
 }
 
 }  // namespace
