@@ -270,5 +270,39 @@ TEST(BackwardCases, WhatWasClearedBeginsAtZero) {
   }
 }
 
+// Of what is kept out of sharding, too, and without a reduction.
+TEST(BackwardCases, WhatABackwardDoesNotReachKeepsItsGradient) {
+  for (const bool sync : {true, false}) {
+    for (Mode mode : AllModes(2)) {
+      SCOPED_TRACE(absl::StrCat(mode.name, " ", sync));
+      mode.options.ignored_patterns = {"aside"};
+      Scenario scenario;
+      scenario.num_steps = 0;
+      scenario.make_model = [] {
+        auto model = std::make_shared<CaseModule>("Model");
+        auto layer = model->AddChild("layer", MakeLinear(4, 3));
+        auto aside = model->AddChild("aside", MakeLinear(3, 3));
+        model->body = [=](const Variable& x) {
+          const Variable y = (*layer)(x);
+          return x.shape().dim(0) == 1 ? (*aside)(y) : y;
+        };
+        return model;
+      };
+      const auto after = [sync](Module& model, FullyShardedModule& sharded) {
+        const int rank = sharded.mesh().world()->rank();
+        SumOfSquares(Case(model)(CaseInput(1, 4, rank, 0))).Backward();
+        const Variable bias = model.NamedParameters().back().variable;
+        const std::vector<double> before = bias.grad().ToDoubles();
+        sharded.set_requires_gradient_sync(sync);
+        SumOfSquares(Case(model)(CaseInput(2, 4, rank, 0))).Backward();
+        sharded.set_requires_gradient_sync(true);
+        ASSERT_TRUE(bias.grad().defined());
+        EXPECT_EQ(bias.grad().ToDoubles(), before);
+      };
+      RunSharded(scenario, 2, mode, after);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera

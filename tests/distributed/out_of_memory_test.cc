@@ -156,5 +156,30 @@ TEST(OutOfMemoryTest, OtherErrorsEndTheRun) {
   });
 }
 
+// A rank alone has nobody to tell: it takes the step again. First where it
+// still makes its buffers, and later.
+TEST(OutOfMemoryTest, OneRankAloneTakesTheStepAgain) {
+  const MemoryModel model = TinyGpt2();
+  for (const MemoryCase& test :
+       MemoryCases(1, /*bfloat16=*/true, false, true)) {
+    SCOPED_TRACE(test.plan.name);
+    RunRanks(1, [&](const std::shared_ptr<Communicator>& world) {
+      Allocator& allocator = AllocatorOf(CurrentDevice());
+      MemoryRun undisturbed(model, test, world);
+      undisturbed.Step();
+      const std::string expected = Values(undisturbed.sharded());
+      for (int64_t request = 1; request < 120; request += 3) {
+        MemoryRun run(model, test, world);
+        allocator.FailRequestForTest(request);
+        EXPECT_THAT(Try([&] { run.Step(); }),
+                    StatusIs(absl::StatusCode::kResourceExhausted, ""));
+        allocator.FailRequestForTest(0);
+        run.Step();
+        EXPECT_EQ(Values(run.sharded()), expected) << request;
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace tessera
