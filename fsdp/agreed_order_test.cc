@@ -158,7 +158,9 @@ TEST_F(AgreedOrderTest, TwoForwardsHaveTwoBackwards) {
 TEST_F(AgreedOrderTest, AForgottenStepJoinsNothing) {
   AgreedOrder order = Order({0, 1});
   Forward(order, {0, 1});
+  order.BeginRecompute();
   order.Forget();
+  EXPECT_FALSE(order.recomputing());
   order.EndBackward();
   EXPECT_THAT(backward_, IsEmpty());
   // The next step begins anew.

@@ -378,22 +378,24 @@ void Runner::PostBackward(Unit& unit) {
   }
 }
 
+void Runner::LeaveInBackward(Unit& unit) {
+  UnitRun& run = runs_[unit.index()];
+  TESSERA_CHECK(run.pending == 0);
+  run.in_backward = run.recomputed = false;
+  // Gradients of earlier backwards that this one did not reach.
+  if (Reduces() && unit.gradient().held()) {
+    Log(StepKind::kReduce, unit);
+    unit.gradient().Reduce();
+  }
+  const bool keeps = !sync_ && !Reshards(unit);
+  if (!keeps && unit.state() != UnitState::kSharded) Reshard(unit);
+}
+
 void Runner::FinishBackward() {
   for (auto it = agreed_.rbegin(); it != agreed_.rend(); ++it) {
     (*it)->EndBackward();
   }
-  for (const auto& unit : units_) {
-    UnitRun& run = runs_[unit->index()];
-    TESSERA_CHECK(run.pending == 0);
-    run.in_backward = run.recomputed = false;
-    // Gradients of earlier backwards that this one did not reach.
-    if (Reduces() && unit->gradient().held()) {
-      Log(StepKind::kReduce, *unit);
-      unit->gradient().Reduce();
-    }
-    const bool keeps = !sync_ && !Reshards(*unit);
-    if (!keeps && unit->state() != UnitState::kSharded) Reshard(*unit);
-  }
+  for (const auto& unit : units_) LeaveInBackward(*unit);
   for (const auto& unit : units_) {
     if (unit->gradient().reducing()) Log(StepKind::kFinish, *unit);
     unit->gradient().Finish();

@@ -125,6 +125,7 @@ class Runner {
   void Contributed(Unit& unit);
   void PostBackward(Unit& unit);
   void EnterBackward();
+  void LeaveInBackward(Unit& unit);
   void FinishBackward();
   void WaitForAllRanks();
 
