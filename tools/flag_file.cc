@@ -3,6 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "absl/flags/reflection.h"
@@ -76,11 +77,68 @@ int Distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
+// What other trainers, of transformers, Accelerate, PEFT and llm.c, call it.
+const std::map<std::string, std::string>& NamesElsewhere() {
+  static const std::map<std::string, std::string> names = {
+      {"adam_epsilon", "eps"},
+      {"bf16", "mixed_precision"},
+      {"block_size", "seq"},
+      {"checkpointing_steps", "save_every"},
+      {"dataset", "data"},
+      {"dataset_name", "data"},
+      {"eval_steps", "eval_every"},
+      {"fp16", "mixed_precision"},
+      {"fsdp", "sharding_strategy"},
+      {"fsdp_activation_checkpointing", "activation_checkpointing"},
+      {"fsdp_backward_prefetch", "backward_prefetch"},
+      {"fsdp_forward_prefetch", "forward_prefetch"},
+      {"fsdp_reshard_after_forward", "reshard_after_forward"},
+      {"fsdp_sharding_strategy", "sharding_strategy"},
+      {"gradient_accumulation_steps", "accumulate"},
+      {"gradient_checkpointing", "activation_checkpointing"},
+      {"learning_rate", "lr"},
+      {"logging_steps", "log_every"},
+      {"lora_r", "lora_rank"},
+      {"max_grad_norm", "clip"},
+      {"max_length", "seq"},
+      {"max_new_tokens", "tokens"},
+      {"max_seq_len", "seq"},
+      {"max_seq_length", "seq"},
+      {"max_steps", "steps"},
+      {"max_train_steps", "steps"},
+      {"model_name_or_path", "model"},
+      {"nproc_per_node", "ranks"},
+      {"num_processes", "ranks"},
+      {"num_train_epochs", "epochs"},
+      {"output_dir", "out"},
+      {"per_device_train_batch_size", "batch"},
+      {"r", "lora_rank"},
+      {"resume_from_checkpoint", "resume"},
+      {"save_steps", "save_every"},
+      {"save_total_limit", "keep_last"},
+      {"sequence_length", "seq"},
+      {"target_modules", "lora_target_modules"},
+      {"tokens_per_step", "batch"},
+      {"train_batch_size", "batch"},
+      {"train_file", "data"},
+      {"warmup_steps", "warmup"},
+      {"world_size", "ranks"}};
+  return names;
+}
+
 absl::Status UnknownName(const std::string& what, const std::string& name,
                          const std::string& source) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, "unknown option \"", name, "\"; the nearest is \"",
-                   Nearest(name, NamesOf(source)), "\""));
+  const std::vector<std::string> known = NamesOf(source);
+  std::string plain = name;
+  std::replace(plain.begin(), plain.end(), '-', '_');
+  const auto elsewhere = NamesElsewhere().find(plain);
+  const bool here =
+      elsewhere != NamesElsewhere().end() &&
+      std::find(known.begin(), known.end(), elsewhere->second) != known.end();
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, "unknown option \"", name, "\"; ",
+      here ? absl::StrCat("here it is \"", elsewhere->second, "\"")
+           : absl::StrCat("the nearest is \"", Nearest(plain, known), "\"")));
 }
 
 absl::StatusOr<std::string> PlainValue(const YAML::Node& node) {

@@ -19,6 +19,7 @@
 #include "kernels/status.h"
 #include "runtime/data/file_io.h"
 #include "tools/cache_folder.h"
+#include "tools/flag_file.h"
 #include "tools/launch/launch.h"
 #include "tools/stop_signal.h"
 #include "tools/train_options.h"
@@ -80,9 +81,34 @@ absl::Status RunRank(const TrainOptions& options,
   return thrown;
 }
 
+// Files that are read as text, but have the first bytes of something else.
+absl::Status CheckIsText(const std::string& path, const ReadableFile& file) {
+  const std::vector<std::pair<std::string, const char*>> kinds = {
+      {"PAR1", "a parquet file"},
+      {"ARROW1", "an arrow file"},
+      {"\x1f\x8b", "compressed by gzip"},
+      {"\x28\xb5\x2f\xfd", "compressed by zstd"},
+      {"\xfd"
+       "7zXZ",
+       "compressed by xz"},
+      {"BZh", "compressed by bzip2"},
+      {"PK\x03\x04", "a zip file"}};
+  std::string begin(std::min<int64_t>(8, file.num_bytes()), '\0');
+  RETURN_IF_ERROR(
+      file.ReadAt(0, begin.data(), static_cast<int64_t>(begin.size())));
+  for (const auto& [magic, kind] : kinds) {
+    if (!begin.starts_with(magic)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, " is ", kind, "; wanted text or JSONL: unpack or convert it"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckText(const TrainOptions& options) {
-  for (const std::string& file : options.data.files) {
-    const absl::Status status = ReadableFile::Open(file).status();
+  for (const std::string& path : options.data.files) {
+    const absl::StatusOr<ReadableFile> file = ReadableFile::Open(path);
+    if (!file.ok()) return Annotate(file.status(), "--data");
+    const absl::Status status = CheckIsText(path, *file);
     if (!status.ok()) return Annotate(status, "--data");
   }
   for (const std::string& text : options.text) {
@@ -90,7 +116,9 @@ absl::Status CheckText(const TrainOptions& options) {
       return absl::InvalidArgumentError(
           "--text: wanted files, as FILE,FILE; got an empty name");
     }
-    const absl::Status status = ReadableFile::Open(text).status();
+    const absl::StatusOr<ReadableFile> file = ReadableFile::Open(text);
+    const absl::Status status =
+        file.ok() ? CheckIsText(text, *file) : file.status();
     if (status.ok()) continue;
     const bool own = text == CacheFolder() + "/kjv.txt";
     return Annotate(status, own ? "--text: tools/setup prepares the default; "
@@ -192,6 +220,19 @@ void PrintError(const absl::Status& status) {
   std::fprintf(stderr, "train: %s\n", status.ToString().c_str());
 }
 
+// A launcher has its own number of ranks.
+absl::Status CheckRanks(const TrainOptions& options,
+                        const RankEnvironment& environment) {
+  if (environment.source.empty() || options.ranks == 0 || !IsGiven("ranks") ||
+      options.ranks == environment.world_size) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--ranks: wanted 0 or ", environment.world_size,
+                   ", the ranks that a launcher has started (",
+                   environment.source, " is set), got ", options.ranks));
+}
+
 // A rank that is wrong by itself tells the others, who would wait for it.
 absl::StatusOr<int> Main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // A file at its limit is an error.
@@ -200,6 +241,10 @@ absl::StatusOr<int> Main(int argc, char** argv) {
   absl::StatusOr<TrainOptions> options = absl::UnknownError("not read");
   const absl::Status thrown = Try([&] { options = ReadOptions(argc, argv); });
   if (!thrown.ok()) options = thrown;
+  if (options.ok() && environment.ok()) {
+    const absl::Status ranks = CheckRanks(*options, *environment);
+    if (!ranks.ok()) options = ranks;
+  }
   if (!options.ok()) {
     PrintError(options.status());
     if (environment.ok() && environment->world_size > 1) {

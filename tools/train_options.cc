@@ -3,7 +3,6 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
-#include <sstream>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -22,6 +21,7 @@
 #include "kernels/status.h"
 #include "tools/cache_folder.h"
 #include "tools/flag_file.h"
+#include "tools/train_options_sharding.h"
 
 ABSL_FLAG(std::string, config, "",
           "YAML file of these flags, one a line; the command line wins");
@@ -32,6 +32,8 @@ ABSL_FLAG(std::string, out, "",
 ABSL_FLAG(std::string, resume, "",
           "\"latest\" (in --out), or the path of a run or of a checkpoint");
 ABSL_FLAG(int64_t, steps, 1200, "optimizer steps");
+ABSL_FLAG(double, epochs, 0,
+          "passes over the data, of which --steps follows; 0: --steps says");
 ABSL_FLAG(double, minutes, 0,
           "train about this long: the first steps are measured and --steps is "
           "set from them");
@@ -76,8 +78,11 @@ ABSL_FLAG(bool, tie_embeddings, true, "the head's weight is the embedding's");
 ABSL_FLAG(bool, activation_checkpointing, false,
           "keep the inputs of blocks only, and run them again in backward");
 
-ABSL_FLAG(double, lr, 2e-3, "highest learning rate");
-ABSL_FLAG(double, min_lr, 2e-4, "learning rate at the end");
+ABSL_FLAG(double, lr, 2e-3,
+          "highest learning rate; for a --model=FOLDER the default is 5e-5, "
+          "for an adapter 2e-4");
+ABSL_FLAG(double, min_lr, 2e-4,
+          "learning rate at the end; default: a tenth of --lr");
 ABSL_FLAG(int64_t, warmup, 20,
           "steps to the highest learning rate, at most all");
 ABSL_FLAG(double, weight_decay, 0.1, "of tensors with two or more dims");
@@ -94,18 +99,6 @@ ABSL_FLAG(std::string, mesh, "-1",
           "replicate x shard, \"2x4\"; \"-1\": one copy over all ranks");
 ABSL_FLAG(std::string, compute_stream, "inline",
           "inline, or queued: the host runs ahead");
-ABSL_FLAG(int64_t, fsdp_version, 2, "1: flat shards, 2: rows of parameters");
-ABSL_FLAG(std::string, sharding_strategy, "",
-          "version 1: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, "
-          "HYBRID_SHARD_ZERO2");
-ABSL_FLAG(std::string, reshard_after_forward, "",
-          "version 2: true, false, or among how many ranks to keep");
-ABSL_FLAG(std::string, backward_prefetch, "BACKWARD_PRE",
-          "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH");
-ABSL_FLAG(bool, forward_prefetch, false, "gather a unit ahead in forward");
-ABSL_FLAG(bool, limit_all_gathers, true, "at most two gathered units");
-ABSL_FLAG(std::string, mixed_precision, "fp32",
-          "fp32, bf16 or fp16; fp8 is computed in bf16");
 
 namespace tessera {
 namespace {
@@ -171,8 +164,10 @@ absl::Status CheckCounts() {
 
 absl::Status CheckNumbers() {
   constexpr double kMostMinutes = 1e7;  // A count of steps has to hold them.
+  constexpr double kMostEpochs = 1e6;
   const std::vector<std::tuple<const char*, double, double>> numbers = {
       {"minutes", absl::GetFlag(FLAGS_minutes), kMostMinutes},
+      {"epochs", absl::GetFlag(FLAGS_epochs), kMostEpochs},
       {"lr", absl::GetFlag(FLAGS_lr), kAny},
       {"min_lr", absl::GetFlag(FLAGS_min_lr), kAny},
       {"weight_decay", absl::GetFlag(FLAGS_weight_decay), kAny},
@@ -322,48 +317,6 @@ absl::Status SetBetas(TrainOptions& options) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ReshardAfterForward> ParseReshard(const std::string& text) {
-  int number = 0;
-  if (text == "true") return ReshardAfterForward(true);
-  if (text == "false") return ReshardAfterForward(false);
-  if (absl::SimpleAtoi(text, &number)) return ReshardAfterForward(number);
-  return Wrong("reshard_after_forward", "true, false or a number",
-               absl::StrCat("\"", text, "\""));
-}
-
-absl::StatusOr<FullyShardOptions> ShardingFromFlags() {
-  FullyShardOptions options;
-  const int64_t version = absl::GetFlag(FLAGS_fsdp_version);
-  if (version != 1 && version != 2) {
-    return Wrong("fsdp_version", "1 or 2", absl::StrCat(version));
-  }
-  options.fsdp_version = static_cast<int>(version);
-  if (!absl::GetFlag(FLAGS_sharding_strategy).empty()) {
-    ASSIGN_OR_RETURN(
-        options.sharding_strategy,
-        ParseShardingStrategy(absl::GetFlag(FLAGS_sharding_strategy)));
-  }
-  if (!absl::GetFlag(FLAGS_reshard_after_forward).empty()) {
-    ASSIGN_OR_RETURN(options.reshard_after_forward,
-                     ParseReshard(absl::GetFlag(FLAGS_reshard_after_forward)));
-  }
-  ASSIGN_OR_RETURN(
-      options.backward_prefetch,
-      ParseBackwardPrefetch(absl::GetFlag(FLAGS_backward_prefetch)));
-  options.forward_prefetch = absl::GetFlag(FLAGS_forward_prefetch);
-  options.limit_all_gathers = absl::GetFlag(FLAGS_limit_all_gathers);
-  const std::string precision = absl::GetFlag(FLAGS_mixed_precision);
-  if (precision != "fp32") {
-    ASSIGN_OR_RETURN(options.mixed_precision,
-                     MixedPrecision::Parse(precision, options.fsdp_version));
-    // Sums of gradients over ranks keep all their bits.
-    options.mixed_precision.reduce_dtype = DType::kFloat32;
-    options.mixed_precision.output_dtype.reset();
-  }
-  options.seed = absl::GetFlag(FLAGS_seed);
-  return options;
-}
-
 void CopyRunFlags(TrainOptions& options) {
   options.text = absl::GetFlag(FLAGS_text);
   if (options.text.empty()) options.text = {CacheFolder() + "/kjv.txt"};
@@ -371,6 +324,7 @@ void CopyRunFlags(TrainOptions& options) {
   options.resume = absl::GetFlag(FLAGS_resume);
   options.steps = absl::GetFlag(FLAGS_steps);
   options.minutes = absl::GetFlag(FLAGS_minutes);
+  options.epochs = absl::GetFlag(FLAGS_epochs);
   options.save_every = absl::GetFlag(FLAGS_save_every);
   options.keep_last = absl::GetFlag(FLAGS_keep_last);
   options.keep_every = absl::GetFlag(FLAGS_keep_every);
@@ -403,11 +357,40 @@ void CopyLearningFlags(TrainOptions& options) {
   options.compute_stream = absl::GetFlag(FLAGS_compute_stream);
 }
 
-absl::Status CheckTogether(const TrainOptions& options) {
+// What was learned before is kept by smaller steps; those of transformers and
+// PEFT. The flags say what is done, for those who read or compare them.
+void SetLearningRates(TrainOptions& options) {
+  if (!IsGiven("lr")) {
+    if (!options.model_folder.empty()) options.lr = 5e-5;
+    if (options.adapter.lora.has_value()) options.lr = 2e-4;
+    absl::SetFlag(&FLAGS_lr, options.lr);
+  }
+  if (IsGiven("min_lr")) return;
+  options.min_lr = options.lr / 10;
+  absl::SetFlag(&FLAGS_min_lr, options.min_lr);
+}
+
+absl::Status CheckLearningRates(const TrainOptions& options) {
   if (options.min_lr > options.lr) {
     return Wrong("min_lr", absl::StrCat("at most --lr = ", options.lr),
                  absl::StrCat(options.min_lr));
   }
+  return absl::OkStatus();
+}
+
+// How long a run is, is said once.
+absl::Status CheckLength(const TrainOptions& options) {
+  if (options.epochs == 0) return absl::OkStatus();
+  for (const char* other : {"steps", "minutes"}) {
+    if (!IsGiven(other)) continue;
+    return Wrong(other, "nothing beside --epochs",
+                 absl::FindCommandLineFlag(other)->CurrentValue());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTogether(const TrainOptions& options) {
+  RETURN_IF_ERROR(CheckLength(options));
   if (options.batch % options.accumulate != 0) {
     return Wrong("accumulate",
                  absl::StrCat("a divisor of --batch = ", options.batch),
@@ -460,8 +443,10 @@ absl::StatusOr<TrainOptions> TrainOptionsFromFlags() {
   RETURN_IF_ERROR(SetModel(options));
   ASSIGN_OR_RETURN(options.adapter,
                    AdapterOptionsFromFlags(options.model_folder));
+  SetLearningRates(options);
+  RETURN_IF_ERROR(CheckLearningRates(options));
   RETURN_IF_ERROR(SetSavedForm(options));
-  ASSIGN_OR_RETURN(options.sharding, ShardingFromFlags());
+  ASSIGN_OR_RETURN(options.sharding, ShardingFromFlags(options.seed));
   return options;
 }
 
@@ -479,21 +464,6 @@ std::string TrainFlagsAsYaml() {
     absl::StrAppend(&yaml, flag.name, ": '", quoted, "'\n");
   }
   return yaml;
-}
-
-absl::Status CompareRankFlags(const std::vector<std::string>& texts) {
-  for (size_t rank = 1; rank < texts.size(); ++rank) {
-    std::istringstream first(texts[0]);
-    std::istringstream other(texts[rank]);
-    std::string a, b;
-    while (std::getline(first, a) && std::getline(other, b)) {
-      if (a == b) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat("ranks disagree: rank 0 has --", a, ", rank ", rank,
-                       " has --", b, "; start all with the same flags"));
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace tessera

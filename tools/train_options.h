@@ -21,6 +21,7 @@ struct TrainOptions {
   std::string resume;  // "", "latest", or the path of a run or checkpoint.
   int64_t steps = 0;
   double minutes = 0;  // If above 0, `steps` is found by measuring.
+  double epochs = 0;   // If above 0, `steps` follows from the data.
   int64_t save_every = 0;
   int64_t keep_last = 2;
   int64_t keep_every = 0;
@@ -79,5 +80,10 @@ std::string TrainFlagsAsYaml();
 // Where the flags of rank r, texts[r], differ from those of rank 0; flags that
 // may differ between ranks are left out by TrainFlagsAsYaml.
 absl::Status CompareRankFlags(const std::vector<std::string>& texts);
+
+// What of TrainFlagsAsYaml's text `then` is another now, but for where the run
+// is and comes from: "--lr was 0.002, is 0.001".
+std::vector<std::string> ChangedFlags(const std::string& then,
+                                      const std::string& now);
 
 }  // namespace tessera

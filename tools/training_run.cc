@@ -75,6 +75,13 @@ absl::Status AgreeOnValue(Communicator& world, const std::string& what,
   return absl::OkStatus();
 }
 
+// What goes on otherwise than it began.
+void PrintChangedFlags(const std::string& saved) {
+  for (const std::string& change : ChangedFlags(saved, TrainFlagsAsYaml())) {
+    std::printf("resume: %s\n", change.c_str());
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(
@@ -90,6 +97,7 @@ absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(
   Communicator& ranks = *run->world_;
   RETURN_IF_ERROR(ranks.AgreeOnStatus(run->OpenTokenizer(), "open tokenizer"));
   RETURN_IF_ERROR(ranks.AgreeOnStatus(run->OpenData(), "open data"));
+  run->TakeEpochs();
   RETURN_IF_ERROR(
       AgreeOnValue(ranks, "text's checksum", run->state_.values["text"]));
   RETURN_IF_ERROR(AgreeOnValue(ranks, "model", run->model_text_));
@@ -131,6 +139,14 @@ absl::Status TrainingRun::OpenData() {
                      .world_size = world_->world_size(),
                      .seed = options_.seed});
   return absl::OkStatus();
+}
+
+void TrainingRun::TakeEpochs() {
+  if (options_.epochs == 0) return;
+  const double num_rows =
+      options_.epochs * static_cast<double>(data_.train->num_rows());
+  num_steps_ = static_cast<int64_t>(
+      std::ceil(num_rows / static_cast<double>(options_.batch)));
 }
 
 absl::Status TrainingRun::MakeShardedModel() {
@@ -220,6 +236,7 @@ absl::Status TrainingRun::OpenFolder() {
   ASSIGN_OR_RETURN(folder_, PrepareRunFolder(*world_, options_));
   if (!options_.resume.empty()) {
     ASSIGN_OR_RETURN(state_, ResumeRun(Parts(), options_.resume, state_));
+    if (first()) PrintChangedFlags(state_.values["options"]);
     sampler_->Seek(state_.data_position);
     RETURN_IF_ERROR(TakeSavedScale());
     if (options_.minutes > 0) {
@@ -283,11 +300,23 @@ RunParts TrainingRun::Parts() {
           {static_cast<int>(options_.keep_last), options_.keep_every}};
 }
 
+std::string TrainingRun::LengthText() const {
+  const std::string length =
+      steps_are_chosen_ ? absl::StrCat(num_steps_, " steps")
+                        : absl::StrFormat("%g minutes", options_.minutes);
+  return absl::StrCat(length, " of ", options_.batch, " x ", options_.seq,
+                      " tokens");
+}
+
 void TrainingRun::PrintPlan() const {
   if (!first()) return;
   int64_t num_parameters = 0;
+  int64_t num_trainable = 0;
   for (const ShardedParameter& p : sharded_->Parameters()) {
     num_parameters += p.global_shape.num_elements();
+    if (p.variable.requires_grad()) {
+      num_trainable += p.global_shape.num_elements();
+    }
   }
   std::printf(
       "%s of %.2fM parameters on %d x %d threads (%.0f GFLOP/s), %s\n%s\n",
@@ -295,6 +324,16 @@ void TrainingRun::PrintPlan() const {
       world_->world_size(), NumThreads(CurrentDevice()), peak_flops_ / 1e9,
       world_->name(), data_.text.c_str());
   std::printf("%s\n", ShardingText(*sharded_).c_str());
+  if (num_trainable != num_parameters) {
+    std::printf("%s\n",
+                absl::StrFormat("trains %d of %d parameters (%.4f %%)",
+                                num_trainable, num_parameters,
+                                100.0 * static_cast<double>(num_trainable) /
+                                    static_cast<double>(num_parameters))
+                    .c_str());
+  }
+  std::printf("%s, learning rate %g, in the end %g\n", LengthText().c_str(),
+              options_.lr, options_.min_lr);
   if (!folder_.empty()) std::printf("writes to %s\n", folder_.c_str());
   std::fflush(stdout);
 }

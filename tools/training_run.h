@@ -48,6 +48,7 @@ class TrainingRun {
 
   absl::Status OpenTokenizer();
   absl::Status OpenData();
+  void TakeEpochs();
   absl::Status MakeShardedModel();
   absl::Status LoadModel();
   absl::Status MakeTrainer();
@@ -56,6 +57,7 @@ class TrainingRun {
   absl::Status TakeChosenSteps();
   absl::Status MeasurePeak();
 
+  std::string LengthText() const;
   void PrintPlan() const;
   enum class TrainEnd { kAllSteps, kStopped };  // By a signal.
   absl::StatusOr<TrainEnd> Train();

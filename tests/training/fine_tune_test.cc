@@ -103,6 +103,28 @@ TEST_F(FineTuneTest, ARunGoesOnFromWhatAnotherLeft) {
   }
 }
 
+// What was learned before is not to be lost in the first steps.
+TEST_F(FineTuneTest, LearningRatesFollowWhatIsTrained) {
+  const std::string model =
+      MakeFolder("gpt2", SmallGpt2(/*vocab_size=*/704), DType::kFloat32);
+  const auto plan = [&](const Strings& more) {
+    Strings all = {"--text=" + Path("text.txt"), "--out=" + Path("plan"),
+                   "--seq=16", "--ranks=1", "--dry_run"};
+    all.insert(all.end(), more.begin(), more.end());
+    const ProgramResult run = RunProgram("tools/train", all);
+    EXPECT_EQ(run.exit_code, 0) << run.output;
+    return run.output;
+  };
+  const std::string folder = "--model=" + model;
+  EXPECT_THAT(plan({}), HasSubstr("rate 0.002, in the end 0.0002\n"));
+  EXPECT_THAT(plan({folder}), HasSubstr("rate 5e-05, in the end 5e-06\n"));
+  EXPECT_THAT(plan({folder, "--lr=1e-3"}),
+              HasSubstr("rate 0.001, in the end 0.0001\n"));
+  const std::string adapter = plan({folder, "--lora_rank=2"});
+  EXPECT_THAT(adapter, HasSubstr("rate 0.0002, in the end 2e-05\n"));
+  EXPECT_THAT(adapter, HasSubstr("\ntrains "));
+}
+
 TEST_F(FineTuneTest, FoldersOfOthersStayFoldersOfOthers) {
   GPT2Config gpt2 = SmallGpt2(/*vocab_size=*/704);
   LlamaConfig llama = SmallLlama(/*vocab_size=*/702);

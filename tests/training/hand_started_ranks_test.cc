@@ -114,6 +114,10 @@ TEST_F(HandStartedRanksTest, OtherOptionsOfOneEndAll) {
   ExpectAllEnd(2, "--lr=3e-3", "lr");
 }
 
+TEST_F(HandStartedRanksTest, AnotherNumberThanTheLaunchersEndsAll) {
+  ExpectAllEnd(1, "--ranks=5", "--ranks: wanted 0 or ");
+}
+
 TEST_F(HandStartedRanksTest, AnotherNumberOfRanksEndsAll) {
   const Port port;
   const auto other = Start(1, 3, port.number());

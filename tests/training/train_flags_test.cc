@@ -65,7 +65,7 @@ struct FlagCase {
 void OtherModel(const Seen& with, const Seen& without) {
   ASSERT_FALSE(with.Model().empty());
   EXPECT_EQ(with.File("config.json"), without.File("config.json"));
-  EXPECT_NE(with.Model(), without.Model());
+  EXPECT_TRUE(with.Model() != without.Model());
 }
 
 void OtherShapes(const Seen& with, const Seen& without) {
@@ -76,7 +76,7 @@ void OtherShapes(const Seen& with, const Seen& without) {
 
 void OtherConfig(const Seen& with, const Seen& without) {
   EXPECT_NE(with.File("config.json"), without.File("config.json"));
-  EXPECT_NE(with.Model(), without.Model());
+  EXPECT_TRUE(with.Model() != without.Model());
 }
 
 // The same numbers, and more or less memory (J.96 of recomputing).
@@ -142,7 +142,7 @@ std::vector<FlagCase> LearningCases() {
       {{"--validation_share=0.5"}, {}, OtherModel},
       {{"--seed=2"}, {}, OtherModel},
       {{"--lr=2e-2"}, {}, OtherModel},
-      {{"--min_lr=1e-3"}, {}, OtherModel},
+      {{"--min_lr=2e-3"}, {}, OtherModel},
       {{"--warmup=4"}, {}, OtherModel},
       {{"--weight_decay=0.5"}, {}, OtherModel},
       {{"--betas=0.8,0.95"}, {}, OtherModel},
@@ -320,11 +320,11 @@ TEST_F(TrainFlagsTest, Text) {
 // fine_tune_data_test.cc and adapter_runs_test.cc are about.
 TEST_F(TrainFlagsTest, HelpListsFlagsAndEachHasATest) {
   std::set<std::string> tested = {
-      "config",       "out",         "resume",
-      "text",         "data",        "long_documents",
-      "adapter",      "lora_alpha",  "lora_dropout",
-      "lora_rank",    "lora_rslora", "lora_target_modules",
-      "merge_adapter"};
+      "config",        "out",         "resume",
+      "text",          "data",        "long_documents",
+      "adapter",       "lora_alpha",  "lora_dropout",
+      "lora_rank",     "lora_rslora", "lora_target_modules",
+      "merge_adapter", "epochs"};
   for (const auto& cases :
        {LearningCases(), ModelCases(), ShardingCases(), ReportingCases()}) {
     for (const FlagCase& flag : cases) {
@@ -343,6 +343,22 @@ TEST_F(TrainFlagsTest, HelpListsFlagsAndEachHasATest) {
     listed.insert(name.substr(0, name.find(' ')));
   }
   EXPECT_EQ(listed, tested) << help.output;
+}
+
+TEST_F(TrainFlagsTest, EpochsChooseTheNumberOfSteps) {
+  const auto num_steps = [this](const std::string& out,
+                                const std::string& epochs) -> int64_t {
+    Strings flags = Arguments(out, {"--ranks=1", epochs});
+    std::erase(flags, "--steps=6");
+    const ProgramResult run = RunProgram("tools/train", flags);
+    EXPECT_EQ(run.exit_code, 0) << run.output;
+    return Metrics(Path(out + "/metrics.jsonl")).back()["step"];
+  };
+  const int64_t few = num_steps("few", "--epochs=0.1");
+  const int64_t twice = num_steps("twice", "--epochs=0.2");
+  EXPECT_GT(few, 1);
+  EXPECT_GE(twice, 2 * few - 1);  // Each is rounded up.
+  EXPECT_LE(twice, 2 * few);
 }
 
 // The time decides how many steps there are, and a run that stopped before

@@ -109,6 +109,9 @@ TEST_F(TrainTest, ARunGoesOnOnOtherRanks) {
     const std::string out = absl::StrCat("other", i);
     const ProgramResult rest = Train(out, more);
     ASSERT_EQ(rest.exit_code, 0) << rest.output;
+    const std::string changed = "resume: --fsdp_version was '2', is '1'\n";
+    EXPECT_EQ(rest.output.find(changed) != std::string::npos, i == 1)
+        << rest.output;
     const auto metrics = Metrics(Path(out + "/metrics.jsonl"));
     ASSERT_EQ(metrics.size(), 3u);
     for (size_t step = 0; step < 3; ++step) {
@@ -182,8 +185,14 @@ struct WrongInput {
 TEST_F(TrainTest, WrongInputEndsSoonAndSaysWhat) {
   EXPECT_OK(WriteFile(Path("bad.yaml"), "batch_size: 3\n"));
   EXPECT_OK(WriteFile(Path("short.txt"), "too short"));
+  EXPECT_OK(WriteFile(Path("text.gz"), "\x1f\x8b\x08 and more"));
   const std::vector<WrongInput> cases = {
       {{"--stepps=3"}, "unknown option \"stepps\"; the nearest is \"steps\""},
+      {{"--learning_rate=1"},
+       "unknown option \"learning_rate\"; here it is \"lr\""},
+      {{"--per-device-train-batch-size=1"}, "here it is \"batch\""},
+      {{"--epochs=2"}, "--steps: wanted nothing beside --epochs, got 6"},
+      {{"--text=" + Path("text.gz")}, "text.gz is compressed by gzip; wanted"},
       {{"--steps=many"}, "steps"},
       {{"--steps=-1"}, "--steps: wanted 0 or more, got -1"},
       {{"--ranks=1000000"}, "--ranks: wanted at most 1024, got 1000000"},
