@@ -207,6 +207,11 @@ void Runner::MarkBoundaries(Unit& unit, const std::vector<Variable*>& inputs) {
 }
 
 void Runner::PostForward(Unit& unit, const std::vector<Variable*>& outputs) {
+  if (depth_ == 0 && !Engine::InBackward()) {
+    throw Error(absl::FailedPreconditionError(
+        "Reshard: called inside a forward, which cannot go on; only between "
+        "steps, or behind a forward that threw"));
+  }
   CastOutputs(unit, outputs);
   for (Variable* output : outputs) {
     if (output->impl()->grad_fn != nullptr) {

@@ -149,6 +149,28 @@ TEST(BackwardCases, BehindAForwardThatThrewReshardBeginsAnew) {
   }
 }
 
+// Who calls it while the forward runs is told.
+TEST(BackwardCases, ReshardInsideAForwardIsRefused) {
+  for (const Mode& mode : AllModes(2)) {
+    SCOPED_TRACE(mode.name);
+    const auto after = [](Module& model, FullyShardedModule& sharded) {
+      const Pass pass(sharded.mesh().world()->rank(), 0, 1.0);
+      Module& last = *model.NamedModules().back().module;
+      const int64_t hook = last.AddPostForwardHook(
+          [&](Module&, const std::vector<Variable*>&) { sharded.Reshard(); });
+      EXPECT_THROWS_ERROR(LossThatMayThrow(model, pass, false),
+                          absl::StatusCode::kFailedPrecondition,
+                          "called inside a forward");
+      last.RemoveForwardHook(hook);
+      LossThatMayThrow(model, pass, false).Backward();
+      EXPECT_GT(sharded.GradNorm(), 0.0);
+    };
+    Scenario scenario = MlpScenario();
+    scenario.num_steps = 0;
+    RunSharded(scenario, 2, mode, after);
+  }
+}
+
 // Nor does the next forward wait for more than itself.
 TEST(BackwardCases, TheNextForwardBeginsAnew) {
   for (const bool in_forward : {false, true}) {
