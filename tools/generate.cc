@@ -11,8 +11,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/adapter.h"
 #include "checkpoint/huggingface/folder_config.h"
@@ -23,9 +21,9 @@
 #include "runtime/data/tokenizer/chat_template.h"
 #include "runtime/nn/lora.h"
 #include "tools/cache_folder.h"
-#include "tools/flag_file.h"
 #include "tools/model_tokenizer.h"
 #include "tools/program.h"
+#include "tools/program_arguments.h"
 #include "tools/text_generator.h"
 #include "tools/wait_policy.h"
 
@@ -159,6 +157,12 @@ struct Speaker {
 
   // Prints what comes after `ids`, and returns it.
   absl::StatusOr<std::string> Continue(const std::vector<int32_t>& ids) const {
+    const int64_t num_positions = model->max_positions();
+    if (static_cast<int64_t>(ids.size()) > num_positions) {
+      PrintWarnings({absl::StrCat("the prompt has ", ids.size(),
+                                  " tokens, the model ", num_positions,
+                                  " positions: it reads the last of them")});
+    }
     std::string text;
     const auto print = [&](const std::string& piece) {
       text += piece;
@@ -228,13 +232,18 @@ absl::Status Chat(const Speaker& speaker, const std::string& folder) {
 }
 
 absl::Status Generate(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "Continues a text, or a conversation, with a saved model.");
-  RETURN_IF_ERROR(CheckArguments(argc, argv, "tools/generate"));
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() > 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "wanted only flags, as --name=value; got \"", rest[1], "\""));
+  ASSIGN_OR_RETURN(
+      const ProgramArguments arguments,
+      ParseProgramArguments(
+          argc, argv,
+          {"generate",
+           "Continues a text, or a conversation, with a saved model:\n"
+           "  generate [--run=FOLDER | --model=FOLDER] [FLAGS]"}));
+  if (arguments.printed_help) return absl::OkStatus();
+  if (!arguments.words.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wanted only flags, as --name=value; got \"",
+                     arguments.words[0], "\""));
   }
   RETURN_IF_ERROR(EnterCallersFolder());
   RETURN_IF_ERROR(CheckFlags());

@@ -50,7 +50,9 @@ absl::Status CheckHelpNames(int argc, char** argv, const std::string& name) {
 
 absl::StatusOr<ProgramArguments> ParseProgramArguments(
     int argc, char** argv, const ProgramUsage& usage) {
-  const std::string source = absl::StrCat("tools/", usage.name, ".cc");
+  const std::string source = usage.source.empty()
+                                 ? absl::StrCat("tools/", usage.name, ".cc")
+                                 : usage.source;
   ProgramArguments arguments;
   if (WantsHelp(argc, argv)) {
     PrintHelp(usage, source);

@@ -9,10 +9,12 @@
 namespace tessera {
 
 struct ProgramUsage {
-  // "convert", whose flags are those of tools/convert.cc.
   std::string name;
   // What --help prints before the flags: what it does, and how it is called.
   std::string text;
+  // A part of the paths of the files that have its flags; empty:
+  // tools/NAME.cc.
+  std::string source = "";
 };
 
 struct ProgramArguments {

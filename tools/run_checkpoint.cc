@@ -60,7 +60,12 @@ absl::StatusOr<CheckpointReader> OpenCheckpoint(Communicator& world,
 
 absl::Status CheckFolder(const std::string& folder,
                          const TrainOptions& options) {
-  RETURN_IF_ERROR(MakeFolders(folder));
+  std::error_code ignored;
+  if (std::filesystem::exists(folder, ignored) &&
+      !std::filesystem::is_directory(folder, ignored)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--out: ", folder, " is no folder; choose another"));
+  }
   if (!options.resume.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> old,
                    ListCheckpoints(CheckpointsOf(folder)));
@@ -99,8 +104,8 @@ absl::StatusOr<RunState> ResumeRun(const RunParts& parts,
   return saved;
 }
 
-absl::StatusOr<std::string> PrepareRunFolder(Communicator& world,
-                                             const TrainOptions& options) {
+absl::StatusOr<std::string> ChooseRunFolder(Communicator& world,
+                                            const TrainOptions& options) {
   absl::StatusOr<std::string> folder = options.out;
   if (world.rank() == 0) {
     if (folder->empty()) folder = NewRunFolder(CacheFolder());

@@ -34,10 +34,10 @@ absl::StatusOr<RunState> ResumeRun(const RunParts& parts,
                                    const std::string& resume,
                                    const RunState& fresh);
 
-// The run's folder: made, agreed on by all ranks, and without checkpoints of
-// another run unless this one resumes.
-absl::StatusOr<std::string> PrepareRunFolder(Communicator& world,
-                                             const TrainOptions& options);
+// The run's folder, which need not be there: agreed on by all ranks, and
+// without checkpoints of another run unless this one resumes.
+absl::StatusOr<std::string> ChooseRunFolder(Communicator& world,
+                                            const TrainOptions& options);
 
 // Writes the model to the run's folder, with `texts` (config.json, the
 // tokenizer's files, options.yaml) beside it. Called by all ranks.

@@ -1,6 +1,7 @@
 #include "tools/train_options.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <system_error>
@@ -8,11 +9,7 @@
 #include <utility>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/reflection.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface/folder_config.h"
@@ -21,6 +18,7 @@
 #include "kernels/status.h"
 #include "tools/cache_folder.h"
 #include "tools/flag_file.h"
+#include "tools/program_arguments.h"
 #include "tools/train_options_sharding.h"
 
 ABSL_FLAG(std::string, config, "",
@@ -415,19 +413,19 @@ absl::Status CheckTogether(const TrainOptions& options) {
 }  // namespace
 
 absl::Status ParseTrainFlags(int argc, char** argv) {
-  absl::SetProgramUsageMessage("Trains a transformer, sharded over ranks.");
-  absl::FlagsUsageConfig usage;
-  usage.contains_help_flags = [](absl::string_view file) {
-    return absl::StrContains(file, kSource);
-  };
-  absl::SetFlagsUsageConfig(usage);
   const std::string config = FindConfigFlag(argc, argv);
   if (!config.empty()) RETURN_IF_ERROR(LoadFlagFile(config, kSource));
-  RETURN_IF_ERROR(CheckArguments(argc, argv, kSource));
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() == 1) return absl::OkStatus();
+  ASSIGN_OR_RETURN(
+      const ProgramArguments arguments,
+      ParseProgramArguments(argc, argv,
+                            {"train",
+                             "Trains a transformer, sharded over ranks:\n"
+                             "  train [FLAGS]",
+                             kSource}));
+  if (arguments.printed_help) std::exit(0);
+  if (arguments.words.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "wanted only flags, as --name=value; got \"", rest[1], "\""));
+      "wanted only flags, as --name=value; got \"", arguments.words[0], "\""));
 }
 
 absl::StatusOr<TrainOptions> TrainOptionsFromFlags() {

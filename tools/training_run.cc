@@ -105,6 +105,8 @@ absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(
   RETURN_IF_ERROR(run->LoadModel());
   RETURN_IF_ERROR(run->MakeTrainer());
   RETURN_IF_ERROR(run->MeasurePeak());
+  ASSIGN_OR_RETURN(run->folder_, ChooseRunFolder(ranks, options));
+  if (!options.resume.empty()) RETURN_IF_ERROR(run->Resume());
   if (!options.dry_run) RETURN_IF_ERROR(run->OpenFolder());
   return run;
 }
@@ -232,17 +234,18 @@ absl::Status TrainingRun::MeasurePeak() {
   return absl::OkStatus();
 }
 
+absl::Status TrainingRun::Resume() {
+  ASSIGN_OR_RETURN(state_, ResumeRun(Parts(), options_.resume, state_));
+  if (first()) PrintChangedFlags(state_.values["options"]);
+  sampler_->Seek(state_.data_position);
+  RETURN_IF_ERROR(TakeSavedScale());
+  return options_.minutes > 0 ? TakeChosenSteps() : absl::OkStatus();
+}
+
+// After all that may be wrong with the input: no empty folder stays behind.
 absl::Status TrainingRun::OpenFolder() {
-  ASSIGN_OR_RETURN(folder_, PrepareRunFolder(*world_, options_));
-  if (!options_.resume.empty()) {
-    ASSIGN_OR_RETURN(state_, ResumeRun(Parts(), options_.resume, state_));
-    if (first()) PrintChangedFlags(state_.values["options"]);
-    sampler_->Seek(state_.data_position);
-    RETURN_IF_ERROR(TakeSavedScale());
-    if (options_.minutes > 0) {
-      RETURN_IF_ERROR(TakeChosenSteps());
-    }
-  }
+  RETURN_IF_ERROR(world_->AgreeOnStatus(
+      first() ? MakeFolders(folder_) : absl::OkStatus(), "make run's folder"));
   ASSIGN_OR_RETURN(saver_, RunSaver::Create(Parts(), options_.async_save));
   return world_->AgreeOnStatus(first() ? OpenFiles() : absl::OkStatus(),
                                "write to the run's folder");

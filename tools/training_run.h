@@ -52,6 +52,7 @@ class TrainingRun {
   absl::Status MakeShardedModel();
   absl::Status LoadModel();
   absl::Status MakeTrainer();
+  absl::Status Resume();
   absl::Status OpenFolder();
   absl::Status OpenFiles();
   absl::Status TakeChosenSteps();

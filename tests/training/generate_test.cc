@@ -11,14 +11,15 @@ namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Strings = std::vector<std::string>;
 
 class GenerateTest : public SmallRuns {
  protected:
   GenerateTest() {
-    const ProgramResult run = Train(
-        "model",
-        {"--model=llama", "--steps=15", "--ranks=1", "--sample_tokens=0"});
+    const ProgramResult run =
+        Train("model", {"--model=llama", "--seq=256", "--steps=15", "--ranks=1",
+                        "--sample_tokens=0"});
     EXPECT_EQ(run.exit_code, 0) << run.output;
   }
 
@@ -113,6 +114,16 @@ TEST_F(GenerateTest, AConversationFollowsTheTemplate) {
       "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
       answer.substr(answer.starts_with(" ") ? 1 : 0), "<|im_end|>\n", ours);
   EXPECT_EQ(both + second, with({"--prompt=" + both}));
+}
+
+TEST_F(GenerateTest, APromptThatIsTooLongIsWarnedOf) {
+  const std::string warning =
+      "warning: the prompt has 257 tokens, the model 256 positions";
+  const auto generate = [&](int64_t num_bytes) {
+    return Generate({"--prompt=" + std::string(num_bytes, 'a'), "--tokens=1"});
+  };
+  EXPECT_THAT(generate(257), HasSubstr(warning));
+  EXPECT_THAT(generate(256), Not(HasSubstr("warning")));
 }
 
 TEST_F(GenerateTest, FlagsThatDoNotGoTogether) {

@@ -335,6 +335,7 @@ TEST_F(TrainFlagsTest, HelpListsFlagsAndEachHasATest) {
     }
   }
   const ProgramResult help = RunProgram("tools/train", {"--help"});
+  EXPECT_EQ(help.exit_code, 0);
   std::set<std::string> listed;
   for (const std::string& line :
        std::vector<std::string>(absl::StrSplit(help.output, '\n'))) {

@@ -175,6 +175,16 @@ TEST_F(TrainTest, ADryRunOnlySaysWhatItWouldDo) {
   EXPECT_EQ(run.exit_code, 0) << run.output;
   EXPECT_THAT(run.output, HasSubstr("parameters"));
   EXPECT_FALSE(fs::exists(Path("dry")));
+  // What is wrong with the run's folder, or with what it goes on from, too.
+  const ProgramResult from =
+      Train("dry", {"--ranks=2", "--dry_run", "--resume=" + Path("nowhere")});
+  EXPECT_EQ(from.exit_code, 1) << from.output;
+  EXPECT_THAT(from.output, HasSubstr("no complete checkpoint in"));
+  EXPECT_FALSE(fs::exists(Path("dry")));
+  EXPECT_EQ(Train("real", {"--ranks=1"}).exit_code, 0);
+  const ProgramResult over = Train("real", {"--ranks=2", "--dry_run"});
+  EXPECT_EQ(over.exit_code, 1) << over.output;
+  EXPECT_THAT(over.output, HasSubstr("holds a run that was saved at step 6"));
 }
 
 struct WrongInput {
@@ -234,6 +244,7 @@ TEST_F(TrainTest, WrongInputEndsSoonAndSaysWhat) {
     EXPECT_NE(run.exit_code, 0) << run.output;
     EXPECT_THAT(run.output, HasSubstr(wrong.message));
     EXPECT_LT(run.seconds, 15);
+    EXPECT_FALSE(fs::exists(Path("wrong")));
   }
 }
 
