@@ -132,21 +132,6 @@ auto SaveOrder(const CheckpointFolder& folder) {
                     !folder.path.ends_with(kReplaced));
 }
 
-// As MakeFolders, and the names of new ones last.
-absl::Status MakeLastingFolders(const std::string& path) {
-  std::vector<std::string> parents;  // Of those that are not there.
-  std::error_code ignored;
-  for (fs::path p = fs::absolute(path).lexically_normal();
-       !fs::exists(p, ignored) && p.has_relative_path(); p = p.parent_path()) {
-    parents.push_back(p.parent_path().string());
-  }
-  RETURN_IF_ERROR(MakeFolders(path));
-  for (const std::string& parent : parents) {
-    RETURN_IF_ERROR(SyncFolder(parent));
-  }
-  return absl::OkStatus();
-}
-
 // Unfinished saves in `folder`, but for the one at `kept`, and what has been
 // replaced.
 absl::Status RemoveUnfinishedBut(const std::string& kept,
@@ -238,7 +223,7 @@ absl::Status CheckFileSize(const std::string& checkpoint_path,
 absl::Status BeginCheckpoint(const std::string& folder,
                              const std::string& checkpoint_path) {
   RETURN_IF_ERROR(CheckReplaceable(checkpoint_path));
-  RETURN_IF_ERROR(MakeLastingFolders(folder));
+  RETURN_IF_ERROR(MakeFolders(folder));
   RETURN_IF_ERROR(RemoveUnfinishedBut("", folder));
   return MakeFolders(UnfinishedPath(checkpoint_path));
 }
@@ -246,7 +231,7 @@ absl::Status BeginCheckpoint(const std::string& folder,
 absl::Status JoinCheckpoint(const std::string& folder,
                             const std::string& checkpoint_path) {
   RETURN_IF_ERROR(CheckReplaceable(checkpoint_path));
-  RETURN_IF_ERROR(MakeLastingFolders(folder));
+  RETURN_IF_ERROR(MakeFolders(folder));
   return MakeFolders(UnfinishedPath(checkpoint_path));
 }
 

@@ -211,12 +211,26 @@ absl::Status SyncFolder(const std::string& path) {
   return absl::OkStatus();
 }
 
+// The names of new ones last, as those of files that are synced; where that
+// fails there are none.
 absl::Status MakeFolders(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::vector<fs::path> made;  // The innermost first.
   std::error_code error;
-  std::filesystem::create_directories(path, error);
+  for (fs::path p = fs::absolute(path, error).lexically_normal();
+       !fs::exists(p, error) && p.has_relative_path(); p = p.parent_path()) {
+    made.push_back(p);
+  }
+  fs::create_directories(path, error);
   if (error) {
     return absl::ErrnoToStatus(error.value(),
                                absl::StrCat("make folder ", path));
+  }
+  for (const fs::path& folder : made) {
+    const absl::Status status = SyncFolder(folder.parent_path().string());
+    if (status.ok()) continue;
+    for (const fs::path& empty : made) fs::remove(empty, error);
+    return status;
   }
   return absl::OkStatus();
 }
