@@ -113,7 +113,9 @@ TEST_P(GoldenTorchTest, IsTheSameWhenWrittenAgain) {
   const auto value_again = again->ReadValue();
   ASSERT_OK(value_again);
   EXPECT_TRUE(*value_again == *value);
-  EXPECT_LE(fs::file_size(path), fs::file_size(GetParam()) * 3);
+  // An archive of one small tensor takes 1.6 kB of records alone, of which a
+  // legacy file has none.
+  EXPECT_LE(fs::file_size(path), fs::file_size(GetParam()) * 3 + 2048);
 }
 
 // Files of the older form may begin with a pickle of any protocol.
