@@ -40,8 +40,8 @@ TEST(FileOperationsTest, WhatChangesTheFolderCounts) {
   EXPECT_EQ(StopFileOperations(), 5);
 
   StartFileOperations({.folder = folder});
-  ASSERT_OK(MakeFolders(folder + "/b/c"));
-  EXPECT_EQ(StopFileOperations(), 2);
+  ASSERT_OK(MakeFolders(folder + "/b/c"));  // And syncs both names.
+  EXPECT_EQ(StopFileOperations(), 4);
   StartFileOperations({.folder = folder});
   fs::remove_all(folder + "/b");
   EXPECT_EQ(StopFileOperations(), 2);
