@@ -43,6 +43,12 @@ std::set<std::string>& SeenNames() {
   return names;
 }
 
+// Of flag files.
+std::set<std::string>& NamesInFiles() {
+  static std::set<std::string> names;
+  return names;
+}
+
 // The flag of that name, or of "noNAME"; empty if there is none.
 std::string KnownName(const std::string& name) {
   if (absl::FindCommandLineFlag(name) != nullptr) return name;
@@ -174,6 +180,7 @@ absl::Status SetFlag(const std::string& where, const std::string& name,
     return absl::InvalidArgumentError(
         absl::StrCat(where, name, ": \"", *value, "\": ", error));
   }
+  NamesInFiles().insert(name);
   return absl::OkStatus();
 }
 
@@ -279,6 +286,10 @@ bool IsGiven(const std::string& name) {
   const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
   return SeenNames().contains(name) ||
          (flag != nullptr && flag->CurrentValue() != flag->DefaultValue());
+}
+
+bool IsNamed(const std::string& name) {
+  return SeenNames().contains(name) || NamesInFiles().contains(name);
 }
 
 std::vector<FlagValue> FlagValues(const std::string& source) {

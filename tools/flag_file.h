@@ -23,6 +23,9 @@ absl::Status CheckArguments(int argc, char** argv, const std::string& source);
 // Whether CheckArguments has seen the flag, or it has another value than it had
 // at first: somebody means it.
 bool IsGiven(const std::string& name);
+// Whether CheckArguments or LoadFlagFile has seen the flag, whatever its value
+// is: what a run has written of itself names every flag.
+bool IsNamed(const std::string& name);
 
 struct FlagValue {
   std::string name;

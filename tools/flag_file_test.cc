@@ -11,6 +11,7 @@
 
 ABSL_FLAG(int64_t, batch, 1, "");
 ABSL_FLAG(double, rate, 1, "");
+ABSL_FLAG(double, epochs, 1, "");
 ABSL_FLAG(bool, dry, false, "");
 ABSL_FLAG(std::vector<std::string>, text, {}, "");
 
@@ -35,6 +36,14 @@ TEST(FlagFileTest, ValuesAndListsSetFlags) {
   ASSERT_OK(Load("# nothing\n"));
   ASSERT_OK(Load("text:\n"));
   EXPECT_TRUE(absl::GetFlag(FLAGS_text).empty());
+}
+
+// A default that a file names is meant, too.
+TEST(FlagFileTest, NamesInFilesAreKnown) {
+  EXPECT_FALSE(IsNamed("epochs"));
+  ASSERT_OK(Load("epochs: 1\n"));
+  EXPECT_TRUE(IsNamed("epochs"));
+  EXPECT_FALSE(IsGiven("epochs"));
 }
 
 TEST(FlagFileTest, WrongFilesSayWhere) {

@@ -358,12 +358,12 @@ void CopyLearningFlags(TrainOptions& options) {
 // What was learned before is kept by smaller steps; those of transformers and
 // PEFT. The flags say what is done, for those who read or compare them.
 void SetLearningRates(TrainOptions& options) {
-  if (!IsGiven("lr")) {
+  if (!IsNamed("lr")) {
     if (!options.model_folder.empty()) options.lr = 5e-5;
     if (options.adapter.lora.has_value()) options.lr = 2e-4;
     absl::SetFlag(&FLAGS_lr, options.lr);
   }
-  if (IsGiven("min_lr")) return;
+  if (IsNamed("min_lr")) return;
   options.min_lr = options.lr / 10;
   absl::SetFlag(&FLAGS_min_lr, options.min_lr);
 }

@@ -120,6 +120,13 @@ TEST_F(FineTuneTest, LearningRatesFollowWhatIsTrained) {
   EXPECT_THAT(plan({folder}), HasSubstr("rate 5e-05, in the end 5e-06\n"));
   EXPECT_THAT(plan({folder, "--lr=1e-3"}),
               HasSubstr("rate 0.001, in the end 0.0001\n"));
+  // From a file, and though it is the default of new models.
+  EXPECT_OK(WriteFile(Path("rates.yaml"), "lr: 2e-3\n"));
+  EXPECT_THAT(plan({folder, "--config=" + Path("rates.yaml")}),
+              HasSubstr("rate 0.002, in the end 0.0002\n"));
+  EXPECT_OK(WriteFile(Path("rates.yaml"), "min_lr: 2e-4\n"));
+  EXPECT_THAT(plan({folder, "--lr=1e-2", "--config=" + Path("rates.yaml")}),
+              HasSubstr("rate 0.01, in the end 0.0002\n"));
   const std::string adapter = plan({folder, "--lora_rank=2"});
   EXPECT_THAT(adapter, HasSubstr("rate 0.0002, in the end 2e-05\n"));
   EXPECT_THAT(adapter, HasSubstr("\ntrains "));
