@@ -262,6 +262,10 @@ absl::Status SetModelFromFolder(const std::string& folder,
 }
 
 absl::Status SetModel(TrainOptions& options) {
+  if (!IsNamed("model")) {
+    ASSIGN_OR_RETURN(const std::string base, ModelOfAdapterFlag());
+    if (!base.empty()) absl::SetFlag(&FLAGS_model, base);
+  }
   const std::string name = absl::GetFlag(FLAGS_model);
   RETURN_IF_ERROR(CheckModelUses(name));
   if (name == "gpt2") {

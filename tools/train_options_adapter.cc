@@ -1,6 +1,8 @@
 #include "tools/train_options_adapter.h"
 
 #include <cstdint>
+#include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -20,7 +22,8 @@ ABSL_FLAG(std::vector<std::string>, lora_target_modules, {},
           "layers, or ends of their names, by commas; \"all-linear\": all but "
           "the head; default: c_attn (gpt2), q_proj and v_proj (others)");
 ABSL_FLAG(std::string, adapter, "",
-          "folder of an adapter, of ours or of PEFT, to go on from");
+          "folder of an adapter, of ours or of PEFT, to go on from; without "
+          "--model on the model that its adapter_config.json names");
 ABSL_FLAG(bool, merge_adapter, false,
           "the run ends in a plain model, and its adapter in OUT/adapter");
 
@@ -67,6 +70,24 @@ absl::Status CheckLora(LoraConfig lora) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> ModelOfAdapterFlag() {
+  const std::string folder = absl::GetFlag(FLAGS_adapter);
+  if (folder.empty()) return std::string();
+  const absl::StatusOr<AdapterConfig> config = ReadAdapterConfig(folder);
+  if (!config.ok()) return Annotate(config.status(), "--adapter");
+  std::error_code error;
+  if (std::filesystem::is_directory(config->base_model, error)) {
+    return config->base_model;
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "--adapter: ", folder, " is of ",
+      config->base_model.empty()
+          ? std::string("a model that it does not name")
+          : absl::StrCat("the model \"", config->base_model,
+                         "\", which is no folder here"),
+      "; add --model=FOLDER"));
+}
 
 absl::StatusOr<AdapterOptions> AdapterOptionsFromFlags(
     const std::string& model_folder) {

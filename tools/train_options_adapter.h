@@ -17,6 +17,11 @@ struct AdapterOptions {
   bool merge = false;  // The run ends in a plain model.
 };
 
+// The folder of the model that --adapter was trained on, as its
+// adapter_config.json says; empty without --adapter. A model that is not here
+// is an error.
+absl::StatusOr<std::string> ModelOfAdapterFlag();
+
 // From flags; `model_folder` is that of the model, empty for a new one. Flags
 // that would have no effect are errors that name them. Of files only the
 // adapter_config.json of --adapter is opened.

@@ -102,6 +102,25 @@ class AdapterRunsTest : public SmallRuns {
     EXPECT_EQ(Sample({"--model=" + converted}), Sample({"--run=" + Path(run)}));
   }
 
+  // Without --model a run takes the model that the adapter names, if it is
+  // here.
+  void ExpectModelOfAdapter(const std::string& adapter) {
+    const auto plan = [&] {
+      return RunProgram("tools/train",
+                        {"--adapter=" + adapter, "--out=" + Path("plan"),
+                         "--text=" + Path("text.txt"), "--seq=32",
+                         "--ranks=1", "--dry_run"});
+    };
+    const ProgramResult found = plan();
+    EXPECT_EQ(found.exit_code, 0) << found.output;
+    EXPECT_THAT(found.output, HasSubstr("\ntrains "));
+    fs::rename(Path("base"), Path("elsewhere"));
+    const ProgramResult lost = plan();
+    EXPECT_EQ(lost.exit_code, 1) << lost.output;
+    EXPECT_THAT(lost.output, HasSubstr("is of the model \"" + Path("base") +
+                                       "\", which is no folder here; add"));
+  }
+
   double LastLoss(const std::string& out) const {
     return Metrics(Path(out + "/metrics.jsonl")).back()["validation_loss"];
   }
@@ -220,6 +239,7 @@ TEST_F(AdapterRunsTest, FlagsThatDoNotGoTogether) {
       {{"--merge_adapter"}, "--merge_adapter: wanted --lora_rank"},
       {{"--lora_rank=2", "--model=llama"},
        "--lora_rank: wanted --model=FOLDER"},
+      {{adapter, "--model=llama"}, "--adapter: wanted --model=FOLDER"},
       {{adapter, "--lora_rank=2"}, "--lora_rank: wanted nothing"},
       {{"--layers=4"}, "--layers: wanted nothing beside --model=FOLDER"},
       {{adapter, "--lora_alpha=16"}, "--lora_alpha: wanted nothing"},
@@ -235,6 +255,7 @@ TEST_F(AdapterRunsTest, FlagsThatDoNotGoTogether) {
     EXPECT_NE(run.exit_code, 0) << message;
     EXPECT_THAT(run.output, HasSubstr(message));
   }
+  ExpectModelOfAdapter(Path("adapter"));
   const ProgramResult run =
       RunProgram("tools/generate", {"--run=" + Path("adapter")});
   EXPECT_NE(run.exit_code, 0);
