@@ -17,6 +17,12 @@ TEST(MinimalTrainingTest, TheReadmeShowsTheProgram) {
       << "the program in README.md is not tools/examples/minimal_training.cc";
 }
 
+TEST(MinimalTrainingTest, WithoutArgumentsItSaysWhatItTakes) {
+  const ProgramResult run = RunProgram("tools/examples/minimal_training", {});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_EQ(run.output, "usage: minimal_training TEXT TOKEN_FOLDER\n");
+}
+
 TEST(MinimalTrainingTest, TheProgramLearns) {
   std::string text;
   for (int i = 0; i < 500; ++i) text += "over and over again, ";

@@ -11,7 +11,11 @@
 
 using namespace tessera;
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: minimal_training TEXT TOKEN_FOLDER\n");
+    return 2;
+  }
   const auto store = OrThrow(MeetRanks(OrThrow(ReadRankEnvironment())));
   const auto world = OrThrow(MakeCommunicator(store));
   const int num_ranks = world->world_size();
