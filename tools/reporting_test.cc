@@ -7,6 +7,7 @@
 
 #include "runtime/data/file_io.h"
 #include "tests/testing/status_matchers.h"
+#include "tools/peak_flops.h"
 #include "tools/progress.h"
 #include "tools/stop_signal.h"
 
@@ -45,6 +46,31 @@ TEST(ReportingTest, TheLineHasEverything) {
   EXPECT_EQ(ProgressLine(metrics),
             "step 20/300  loss 1.2346  lr 2.00e-03  norm 0.500  999 tok/s  "
             "63% of peak  214 MiB  2h02m left  scale 32768  skipped: why");
+}
+
+TEST(ReportingTest, ThreadsOfAHostShareItsCores) {
+  const std::vector<int> cores = {0, 1};
+  EXPECT_EQ(PeakOfRanks({{"a", cores, 1, 3e9}, {"a", cores, 1, 3e9}}), 6e9);
+  // Two cores, four threads.
+  EXPECT_EQ(PeakOfRanks({{"a", cores, 2, 6e9}, {"a", cores, 2, 6e9}}), 6e9);
+  // Cores of their own, on one host and on two.
+  EXPECT_EQ(PeakOfRanks({{"a", {0}, 1, 3e9}, {"a", {1}, 1, 3e9}}), 6e9);
+  EXPECT_EQ(PeakOfRanks({{"a", cores, 2, 6e9}, {"b", cores, 2, 6e9}}), 12e9);
+  EXPECT_EQ(PeakOfRanks({{"a", {}, 2, 6e9}}), 6e9);
+}
+
+TEST(ReportingTest, APeakComesBackFromItsText) {
+  for (const RankPeak& peak :
+       {RankPeak{"a host", {0, 2, 5}, 3, 1e9}, RankPeak{"", {}, 1, 0}}) {
+    const auto back = ParseRankPeak(RankPeakText(peak));
+    ASSERT_OK(back);
+    EXPECT_EQ(back->host, peak.host);
+    EXPECT_EQ(back->cores, peak.cores);
+    EXPECT_EQ(back->num_threads, peak.num_threads);
+    EXPECT_EQ(back->flops, peak.flops);
+  }
+  EXPECT_FALSE(ParseRankPeak("3 many 0 a").ok());
+  EXPECT_GT(MeasureRankPeak(1).flops, 0);
 }
 
 TEST(ReportingTest, MetricsAreLinesOfJson) {

@@ -80,13 +80,13 @@ absl::StatusOr<std::string> ModelOfAdapterFlag() {
   if (std::filesystem::is_directory(config->base_model, error)) {
     return config->base_model;
   }
-  return absl::NotFoundError(absl::StrCat(
-      "--adapter: ", folder, " is of ",
-      config->base_model.empty()
-          ? std::string("a model that it does not name")
-          : absl::StrCat("the model \"", config->base_model,
-                         "\", which is no folder here"),
-      "; add --model=FOLDER"));
+  return absl::NotFoundError(
+      absl::StrCat("--adapter: ", folder, " is of ",
+                   config->base_model.empty()
+                       ? std::string("a model that it does not name")
+                       : absl::StrCat("the model \"", config->base_model,
+                                      "\", which is no folder here"),
+                   "; add --model=FOLDER"));
 }
 
 absl::StatusOr<AdapterOptions> AdapterOptionsFromFlags(

@@ -13,7 +13,6 @@
 #include "checkpoint/huggingface/folder_config.h"
 #include "checkpoint/huggingface/save_folder.h"
 #include "checkpoint/huggingface/write_config.h"
-#include "kernels/fma_peak.h"
 #include "kernels/status.h"
 #include "runtime/data/checksum.h"
 #include "runtime/data/file_io.h"
@@ -22,6 +21,7 @@
 #include "runtime/optim/lr_schedule.h"
 #include "tools/adapter_run.h"
 #include "tools/cache_folder.h"
+#include "tools/peak_flops.h"
 #include "tools/text_generator.h"
 
 namespace tessera {
@@ -220,17 +220,15 @@ absl::Status TrainingRun::MakeTrainer() {
   return absl::OkStatus();
 }
 
-// All ranks at once, since they share the cores in the run too.
 absl::Status TrainingRun::MeasurePeak() {
-  const double mine = MeasureFmaPeak(NumThreads(CurrentDevice()));
-  ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      world_->AllGatherBytes(absl::StrFormat("%.0f", mine), "peak"));
+  const RankPeak mine = MeasureRankPeak(NumThreads(CurrentDevice()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   world_->AllGatherBytes(RankPeakText(mine), "peak"));
+  std::vector<RankPeak> ranks;
   for (const std::string& text : all) {
-    double flops = 0;
-    TESSERA_CHECK(absl::SimpleAtod(text, &flops));
-    peak_flops_ += flops;
+    ASSIGN_OR_RETURN(ranks.emplace_back(), ParseRankPeak(text));
   }
+  peak_flops_ = PeakOfRanks(ranks);
   return absl::OkStatus();
 }
 

@@ -106,10 +106,10 @@ class AdapterRunsTest : public SmallRuns {
   // here.
   void ExpectModelOfAdapter(const std::string& adapter) {
     const auto plan = [&] {
-      return RunProgram("tools/train",
-                        {"--adapter=" + adapter, "--out=" + Path("plan"),
-                         "--text=" + Path("text.txt"), "--seq=32",
-                         "--ranks=1", "--dry_run"});
+      return RunProgram(
+          "tools/train",
+          {"--adapter=" + adapter, "--out=" + Path("plan"),
+           "--text=" + Path("text.txt"), "--seq=32", "--ranks=1", "--dry_run"});
     };
     const ProgramResult found = plan();
     EXPECT_EQ(found.exit_code, 0) << found.output;
