@@ -58,6 +58,26 @@ absl::StatusOr<CheckpointReader> OpenCheckpoint(Communicator& world,
              : CheckpointReader::OpenLatest(world, folder, parts.model_text);
 }
 
+// An adapter beside a model would be read with it, or for it.
+absl::Status CheckNothingOfTheOtherKind(const std::string& folder,
+                                        const TrainOptions& options) {
+  const bool ends_in_adapter =
+      options.adapter.lora.has_value() && !options.adapter.merge;
+  const char* other = ends_in_adapter ? "config.json" : "adapter_config.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(absl::StrCat(folder, "/", other), ignored)) {
+    return absl::OkStatus();
+  }
+  return absl::AlreadyExistsError(absl::StrCat(
+      "--out: ", folder, " holds ", ends_in_adapter ? "a model" : "an adapter",
+      " (", other, "), and this run ends in ",
+      ends_in_adapter ? "an adapter" : "a model",
+      "; both would be read together; choose another folder",
+      options.resume == "latest"
+          ? absl::StrCat(" and go on with --resume=", folder)
+          : ""));
+}
+
 absl::Status CheckFolder(const std::string& folder,
                          const TrainOptions& options) {
   std::error_code ignored;
@@ -66,6 +86,7 @@ absl::Status CheckFolder(const std::string& folder,
     return absl::FailedPreconditionError(
         absl::StrCat("--out: ", folder, " is no folder; choose another"));
   }
+  RETURN_IF_ERROR(CheckNothingOfTheOtherKind(folder, options));
   if (!options.resume.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> old,
                    ListCheckpoints(CheckpointsOf(folder)));

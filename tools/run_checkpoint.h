@@ -35,7 +35,9 @@ absl::StatusOr<RunState> ResumeRun(const RunParts& parts,
                                    const RunState& fresh);
 
 // The run's folder, which need not be there: agreed on by all ranks, and
-// without checkpoints of another run unless this one resumes.
+// without checkpoints of another run unless this one resumes, and without an
+// adapter where this run ends in a model, or a model where it ends in an
+// adapter.
 absl::StatusOr<std::string> ChooseRunFolder(Communicator& world,
                                             const TrainOptions& options);
 

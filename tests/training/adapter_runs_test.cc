@@ -228,6 +228,37 @@ TEST_F(AdapterRunsTest, AResumedRunIsTheUninterruptedOne) {
   }
 }
 
+// What was left of the other kind would be read with what the run ends in.
+TEST_F(AdapterRunsTest, AFolderHoldsAModelOrAnAdapter) {
+  MakeBase("llama");
+  const Strings lora = {"--lora_rank=2", "--steps=1", "--ranks=1"};
+  const auto more = [&](const Strings& flags) {
+    Strings all = lora;
+    all.insert(all.end(), flags.begin(), flags.end());
+    return all;
+  };
+  const ProgramResult adapter = GoOn("adapter", lora);
+  ASSERT_EQ(adapter.exit_code, 0) << adapter.output;
+  const ProgramResult merged = GoOn("merged", more({"--merge_adapter"}));
+  ASSERT_EQ(merged.exit_code, 0) << merged.output;
+  const auto refused = [&](const std::string& out, const Strings& flags,
+                           const std::string& message) {
+    const ProgramResult run = GoOn(out, flags);
+    EXPECT_EQ(run.exit_code, 1) << run.output;
+    EXPECT_THAT(run.output, HasSubstr(message));
+  };
+  const std::string go_on = "--resume=latest";
+  refused("adapter", more({go_on, "--merge_adapter"}),
+          "adapter holds an adapter (adapter_config.json), and this run ends "
+          "in a model");
+  refused("merged", more({go_on}), "merged holds a model (config.json)");
+  refused("base", lora, "base holds a model (config.json)");
+  fs::remove_all(Path("adapter/checkpoints"));
+  refused("adapter", {"--steps=1"}, "holds an adapter");
+  const ProgramResult same = GoOn("merged", more({go_on, "--merge_adapter"}));
+  EXPECT_EQ(same.exit_code, 0) << same.output;
+}
+
 TEST_F(AdapterRunsTest, FlagsThatDoNotGoTogether) {
   MakeBase("llama");
   const ProgramResult made =
