@@ -142,6 +142,7 @@ absl::StatusOr<int> StartRanks(const TrainOptions& options, int argc,
   LaunchOptions launch;
   launch.num_ranks = static_cast<int>(options.ranks);
   launch.command = ThisCommand(argc, argv);
+  launch.last_words = "train: ";  // See PrintError.
   const auto num_cores =
       static_cast<int64_t>(std::thread::hardware_concurrency());
   if (options.threads > 1 && options.ranks * options.threads > num_cores) {

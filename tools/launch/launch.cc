@@ -13,11 +13,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "fsdp/comm/rendezvous.h"
 #include "fsdp/comm/store_server.h"
@@ -41,6 +43,7 @@ struct RankProcess {
   pid_t pid = 0;
   bool running = false;
   Output outputs[2];
+  std::vector<std::string> last_words;
 };
 
 std::vector<std::string> RankVariables(int rank, int num_ranks, int port,
@@ -128,6 +131,7 @@ class Launcher {
         End(SIGKILL, absl::ZeroDuration());
       }
     }
+    WriteLastWords();
     if (result_.first_failed_rank >= 0) Explain(server->first_failure());
     return result_;
   }
@@ -233,17 +237,51 @@ class Launcher {
     size_t begin = 0;
     for (size_t end = output.partial.find('\n'); end != std::string::npos;
          end = output.partial.find('\n', begin)) {
-      options_.on_line(rank, output.is_error,
-                       output.partial.substr(begin, end - begin));
+      TakeLine(rank, output.is_error,
+               output.partial.substr(begin, end - begin));
       begin = end + 1;
     }
     output.partial.erase(0, begin);
     if (n > 0) return;
     if (!output.partial.empty()) {
-      options_.on_line(rank, output.is_error, output.partial);
+      TakeLine(rank, output.is_error, output.partial);
     }
     close(output.fd);
     output.fd = -1;
+  }
+
+  void TakeLine(int rank, bool is_error, const std::string& line) {
+    std::vector<std::string>& words = ranks_[rank].last_words;
+    const bool begins =
+        !options_.last_words.empty() && line.starts_with(options_.last_words);
+    if (is_error && (begins || !words.empty())) {
+      words.push_back(line);
+      if (first_to_say_ < 0) first_to_say_ = rank;
+      if (rank != first_to_say_) return;
+    }
+    options_.on_line(rank, is_error, line);
+  }
+
+  void WriteLastWords() {
+    std::map<std::vector<std::string>, std::vector<int>> ranks_that_say;
+    for (int rank = 0; rank < options_.num_ranks; ++rank) {
+      const std::vector<std::string>& words = ranks_[rank].last_words;
+      if (!words.empty()) ranks_that_say[words].push_back(rank);
+    }
+    for (auto& [words, ranks] : ranks_that_say) {
+      const bool written = std::erase(ranks, first_to_say_) > 0;
+      const int speaker = written ? first_to_say_ : ranks[0];
+      if (!written) {
+        for (const std::string& line : words) {
+          options_.on_line(speaker, /*is_error=*/true, line);
+        }
+        ranks.erase(ranks.begin());
+      }
+      if (ranks.empty()) continue;
+      options_.on_line(speaker, /*is_error=*/true,
+                       absl::StrCat("so say ranks ", speaker, ", ",
+                                    absl::StrJoin(ranks, ", ")));
+    }
   }
 
   void TakeSignals() {
@@ -319,6 +357,7 @@ class Launcher {
   std::optional<absl::Time> kill_at_;
   std::optional<absl::Time> drain_until_;
   LaunchResult result_;
+  int first_to_say_ = -1;  // The rank with the first last words.
 };
 
 }  // namespace

@@ -18,6 +18,10 @@ struct LaunchOptions {
   absl::Duration grace = absl::Seconds(10);
   // From a signal to this process until ranks are killed: they may save first.
   absl::Duration request_grace = absl::Minutes(10);
+  // The last words of a rank are its errors from a line on that begins so;
+  // empty: none are. Words that several ranks have are written once, with who
+  // has them: those of the first at once, others when all have ended.
+  std::string last_words = "";
   // Takes a line that a rank wrote; by default it is written to this process's
   // own output, errors and lines of ranks other than 0 after "[rank N] ".
   std::function<void(int rank, bool is_error, const std::string& line)> on_line;

@@ -95,6 +95,32 @@ TEST_F(LaunchTest, AFailureEndsAll) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
 }
 
+TEST_F(LaunchTest, WhatSeveralRanksSayLastIsWrittenOnce) {
+  LaunchOptions options =
+      Shell(4,
+            "trap '' TERM; echo hello >&2; sleep 1.$RANK; "
+            "if [ $RANK = 2 ]; then echo 'end: of two' >&2; exit 1; fi; "
+            "echo 'end: of many' >&2; echo more >&2; exit 1");
+  options.last_words = "end: ";
+  options.grace = absl::Seconds(10);
+  const auto result = Launch(options);
+  ASSERT_OK(result);
+  int num_many = 0, num_more = 0, num_hello = 0;
+  for (const Line& line : lines_) {
+    num_many += line.text == "end: of many" ? 1 : 0;
+    num_more += line.text == "more" ? 1 : 0;
+    num_hello += line.text == "hello" ? 1 : 0;
+  }
+  EXPECT_EQ(num_many, 1);
+  EXPECT_EQ(num_more, 1);
+  EXPECT_EQ(num_hello, 4);  // No last words.
+  EXPECT_TRUE(Has({2, true, "end: of two"}));
+  const bool said = std::any_of(lines_.begin(), lines_.end(), [](auto& line) {
+    return line.text.starts_with("so say ranks ");
+  });
+  EXPECT_TRUE(said);
+}
+
 TEST_F(LaunchTest, ARankThatDoesNotEndIsKilled) {
   const absl::Time start = absl::Now();
   const auto result =
