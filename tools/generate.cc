@@ -34,9 +34,10 @@ ABSL_FLAG(std::string, model, "",
 ABSL_FLAG(std::string, adapter, "",
           "folder of an adapter, of ours or of PEFT, for --model; without that "
           "for the model that its adapter_config.json names");
-ABSL_FLAG(std::optional<std::string>, prompt, std::nullopt,
-          "text to continue; with --chat what the user says; without it a "
-          "conversation by lines of standard input");
+ABSL_FLAG(
+    std::optional<std::string>, prompt, std::nullopt,
+    "text to continue, by default \"In the beginning \"; with --chat what "
+    "the user says, by default each line of standard input");
 ABSL_FLAG(bool, chat, false, "a conversation, by the model's chat template");
 ABSL_FLAG(std::string, system, "", "with --chat: what the system says first");
 ABSL_FLAG(std::optional<int64_t>, tokens, std::nullopt,
@@ -64,6 +65,7 @@ namespace {
 
 constexpr int64_t kDefaultTokens = 400;
 constexpr double kDefaultTemperature = 0.8;
+constexpr const char* kDefaultPrompt = "In the beginning ";
 
 absl::StatusOr<std::string> RunFolder() {
   const std::string run = absl::GetFlag(FLAGS_run);
@@ -253,8 +255,11 @@ absl::Status Generate(int argc, char** argv) {
   }
   ASSIGN_OR_RETURN(const Speaker speaker, OpenSpeaker(folder));
   if (absl::GetFlag(FLAGS_chat)) return Chat(speaker, folder);
+  if (!absl::GetFlag(FLAGS_prompt).has_value()) {
+    std::fprintf(stderr, "no --prompt: goes on from \"%s\"\n", kDefaultPrompt);
+  }
   const std::string prompt =
-      absl::GetFlag(FLAGS_prompt).value_or("In the beginning ");
+      absl::GetFlag(FLAGS_prompt).value_or(kDefaultPrompt);
   Print(prompt);
   return speaker.Continue(speaker.tokenizer.EncodePrompt(prompt)).status();
 }

@@ -126,6 +126,14 @@ TEST_F(GenerateTest, APromptThatIsTooLongIsWarnedOf) {
   EXPECT_THAT(generate(256), Not(HasSubstr("warning")));
 }
 
+TEST_F(GenerateTest, TheDefaultPromptIsNamed) {
+  const ProgramResult run = Run({"--tokens=1", "--threads=1"});
+  EXPECT_EQ(run.exit_code, 0) << run.output;
+  EXPECT_THAT(run.output,
+              HasSubstr("no --prompt: goes on from \"In the beginning \"\n"));
+  EXPECT_THAT(Generate({"--tokens=1"}), Not(HasSubstr("--prompt")));
+}
+
 TEST_F(GenerateTest, FlagsThatDoNotGoTogether) {
   for (const auto& [flags, message] :
        std::vector<std::pair<Strings, std::string>>{
