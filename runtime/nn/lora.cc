@@ -66,17 +66,6 @@ Chooser ChooserOf(const LoraConfig& config) {
   };
 }
 
-void CheckTargetsExist(const std::vector<NamedModule>& modules,
-                       const LoraConfig& config) {
-  for (const std::string& target : config.target_modules) {
-    const bool found =
-        std::any_of(modules.begin(), modules.end(),
-                    [&](const NamedModule& m) { return Fits(m.name, target); });
-    Require(found, absl::StrCat("target_modules: the model has no module \"",
-                                target, "\""));
-  }
-}
-
 // The last parts of the names of layers that could be adapted, for an error.
 std::string LayersToChooseFrom(const std::vector<NamedModule>& modules) {
   std::vector<std::string> names;
@@ -89,6 +78,18 @@ std::string LayersToChooseFrom(const std::vector<NamedModule>& modules) {
     if (seen.insert(last).second) names.push_back(last);
   }
   return absl::StrJoin(names, ", ");
+}
+
+void CheckTargetsExist(const std::vector<NamedModule>& modules,
+                       const LoraConfig& config) {
+  for (const std::string& target : config.target_modules) {
+    const bool found =
+        std::any_of(modules.begin(), modules.end(),
+                    [&](const NamedModule& m) { return Fits(m.name, target); });
+    if (found) continue;
+    Refuse(absl::StrCat("target_modules: the model has no module \"", target,
+                        "\"; there are ", LayersToChooseFrom(modules)));
+  }
 }
 
 // Ends of names where they choose the same layers, else all names.

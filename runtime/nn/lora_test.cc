@@ -96,7 +96,8 @@ TEST(LoraTest, RefusesWhatItCannotAdapt) {
   const auto refuse = [&](const LoraConfig& config, const std::string& reason) {
     EXPECT_THROWS_ERROR(AddLora(*model, config), kInvalid, reason);
   };
-  refuse({.target_modules = {"q_proj", "c_attn"}}, "no module \"c_attn\"");
+  refuse({.target_modules = {"q_proj", "c_attn"}},
+         "no module \"c_attn\"; there are q_proj, k_proj");
   refuse({.target_modules = {"proj"}}, "no module \"proj\"");
   refuse({.target_modules = {"embed_tokens"}}, "is a Embedding");
   refuse({.target_modules = {"lm_head"}}, "lm_head is the head");
