@@ -53,7 +53,9 @@ ABSL_FLAG(bool, dry_run, false, "check everything, print the plan, and stop");
 ABSL_FLAG(int64_t, seq, 128, "tokens of a sequence");
 ABSL_FLAG(int64_t, batch, 16, "sequences of a step, of all ranks together");
 ABSL_FLAG(int64_t, accumulate, 1, "micro-batches that a step is made of");
-ABSL_FLAG(double, validation_share, 0.05, "share of the text for validation");
+ABSL_FLAG(double, validation_share, 0.05,
+          "share of the text for validation, of which at least one window, or "
+          "document, is taken");
 ABSL_FLAG(uint64_t, seed, 1, "of start values, order of the text, dropout");
 
 ABSL_FLAG(std::string, model, "llama",

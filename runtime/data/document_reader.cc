@@ -74,6 +74,10 @@ Document DocumentOf(const JsonNode& root) {
   }
   if (root.Has("text")) return TextDocument{root.Text("text")};
   std::vector<std::string> keys = root.Keys();
+  for (const std::string& key : keys) {
+    if (key != "text" && key != "messages" && key != "completion") continue;
+    root.At(key).Refuse("wanted a value, got null; leave out the line");
+  }
   constexpr size_t kMostKeys = 8;
   keys.resize(std::min(keys.size(), kMostKeys));
   throw Error(absl::InvalidArgumentError(absl::StrCat(

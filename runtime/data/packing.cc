@@ -191,7 +191,8 @@ absl::StatusOr<PackedSplit> PackDocuments(
     return absl::InvalidArgumentError(absl::StrCat(
         "data: ", documents->num_documents(),
         " documents with something to learn; wanted one for training and one "
-        "for validation; give more, or shorten the sequence of ",
+        "for validation, however small its share; give more, or shorten the "
+        "sequence of ",
         options.length, " tokens"));
   }
   SplitUnits split = Split(Shuffled(units, options.seed), options);

@@ -45,8 +45,8 @@ absl::StatusOr<TextSplit> SplitText(
     return absl::InvalidArgumentError(absl::StrCat(
         "text: has ", num_tokens, " tokens, wanted at least one window of ",
         window,
-        " for training and one for validation; shorten the sequence "
-        "or give more text"));
+        " for training and one for validation, however small its share; "
+        "shorten the sequence or give more text"));
   }
   const int64_t cut = num_tokens - validation;
   return TextSplit{TextDataset(tokens, 0, cut, window),
