@@ -88,6 +88,7 @@ const std::map<std::string, std::string>& NamesElsewhere() {
   static const std::map<std::string, std::string> names = {
       {"adam_epsilon", "eps"},
       {"bf16", "mixed_precision"},
+      {"batch_size", "batch"},
       {"block_size", "seq"},
       {"checkpointing_steps", "save_every"},
       {"dataset", "data"},
@@ -104,7 +105,10 @@ const std::map<std::string, std::string>& NamesElsewhere() {
       {"gradient_checkpointing", "activation_checkpointing"},
       {"learning_rate", "lr"},
       {"logging_steps", "log_every"},
+      {"lora_modules", "lora_target_modules"},
       {"lora_r", "lora_rank"},
+      {"lora_target", "lora_target_modules"},
+      {"lora_targets", "lora_target_modules"},
       {"max_grad_norm", "clip"},
       {"max_length", "seq"},
       {"max_new_tokens", "tokens"},
@@ -114,6 +118,7 @@ const std::map<std::string, std::string>& NamesElsewhere() {
       {"max_train_steps", "steps"},
       {"model_name_or_path", "model"},
       {"nproc_per_node", "ranks"},
+      {"num_epochs", "epochs"},
       {"num_processes", "ranks"},
       {"num_train_epochs", "epochs"},
       {"output_dir", "out"},
@@ -141,9 +146,11 @@ absl::Status UnknownName(const std::string& what, const std::string& name,
   const bool here =
       elsewhere != NamesElsewhere().end() &&
       std::find(known.begin(), known.end(), elsewhere->second) != known.end();
+  // With what it means here: a batch may be that of a rank elsewhere.
   return absl::InvalidArgumentError(absl::StrCat(
       what, "unknown option \"", name, "\"; ",
-      here ? absl::StrCat("here it is \"", elsewhere->second, "\"")
+      here ? absl::StrCat("here it is \"", elsewhere->second, "\": ",
+                          absl::FindCommandLineFlag(elsewhere->second)->Help())
            : absl::StrCat("the nearest is \"", Nearest(plain, known), "\"")));
 }
 
