@@ -59,10 +59,6 @@ absl::Status Rename(const std::string& from, const std::string& to,
   return absl::ErrnoToStatus(errno, absl::StrCat("rename ", from, " to ", to));
 }
 
-bool IsOfAnotherVersion(const std::string& path) {
-  return absl::IsUnimplemented(ReadManifest(path).status());
-}
-
 bool IsOurs(const std::string& name) {
   return name == kManifestName || IsRankFileName(name);
 }
@@ -78,7 +74,7 @@ absl::Status CheckReplaceable(const std::string& path) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, " is no folder", wanted));
   }
-  if (IsOfAnotherVersion(path)) {
+  if (absl::IsUnimplemented(ReadManifest(path).status())) {
     return absl::FailedPreconditionError(absl::StrCat(
         path, " was written by another version of this program", wanted));
   }
@@ -269,13 +265,13 @@ absl::Status RemoveOldCheckpoints(const std::string& folder,
       std::find_if(all.begin(), all.end(),
                    [&](const CheckpointFolder& c) { return c.path == newest; });
   for (const CheckpointFolder& old : OldCheckpoints(all, newest, retention)) {
+    if (!CheckReplaceable(old.path).ok()) continue;
     if (saved != all.end() && old.step > saved->step) {
       spdlog::warn(
           "{} is removed: it was saved before the run went back to where {} "
           "comes from, and the last {} saves are kept",
           old.path, newest, retention.last);
     }
-    if (IsOfAnotherVersion(old.path)) continue;
     // Half removed it must not pass for complete.
     const std::string doomed = UnfinishedPath(old.path);
     RETURN_IF_ERROR(Rename(old.path, doomed, 0));

@@ -70,7 +70,8 @@ absl::Status RemoveUnfinished(const std::string& folder,
 // complete, so that one of both is there at any time.
 absl::Status CommitCheckpoint(const std::string& folder,
                               const std::string& checkpoint_path);
-// Removes OldCheckpoints, but for those of another version. Says so of those of
+// Removes OldCheckpoints, but for those that BeginCheckpoint would not replace.
+// Says so of those of
 // later steps than `newest`, which a run that went back has left behind.
 absl::Status RemoveOldCheckpoints(const std::string& folder,
                                   const std::string& newest,

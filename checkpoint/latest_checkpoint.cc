@@ -30,10 +30,31 @@ void WarnPassedOver(const std::string& path, const std::string& reason) {
   spdlog::warn("{} is passed over: {}", path, reason);
 }
 
+// Not passed over: what is older is not what the user wants.
+absl::Status OfAnotherVersion(const absl::Status& status) {
+  return absl::UnimplementedError(absl::StrCat(
+      std::string(status.message()),
+      "; as it may be the latest, resume with the program that wrote it, name "
+      "another checkpoint to resume from, or move it away"));
+}
+
+// As ListCheckpoints. Another version may say in another way when it was saved:
+// such a checkpoint might be the latest, wherever it stands.
+absl::StatusOr<std::vector<CheckpointFolder>> ListOfThisVersion(
+    const std::string& folder) {
+  ASSIGN_OR_RETURN(std::vector<CheckpointFolder> all, ListCheckpoints(folder));
+  for (const CheckpointFolder& checkpoint : all) {
+    if (checkpoint.save_number != 0) continue;
+    const absl::Status status = ReadManifest(checkpoint.path).status();
+    if (absl::IsUnimplemented(status)) return OfAnotherVersion(status);
+  }
+  return all;
+}
+
 // "step-00000900/step-00000800": those that are there, the last saved first.
 absl::StatusOr<std::string> NamesText(const std::string& folder) {
   ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> all,
-                   ListCheckpoints(folder));
+                   ListOfThisVersion(folder));
   std::vector<std::string> names;
   for (auto it = all.rbegin(); it != all.rend(); ++it) {
     names.push_back(std::filesystem::path(it->path).filename().string());
@@ -68,14 +89,6 @@ absl::Status CheckStep(const std::string& path, const Manifest& manifest) {
   return absl::DataLossError(absl::StrCat(path, "/", kManifestName,
                                           ": is of step ", manifest.state.step,
                                           "; was the folder renamed?"));
-}
-
-// Not passed over: what is older is not what the user wants.
-absl::Status OfAnotherVersion(const absl::Status& status) {
-  return absl::UnimplementedError(absl::StrCat(
-      std::string(status.message()),
-      "; as it may be the latest, resume with the program that wrote it, name "
-      "another checkpoint to resume from, or move it away"));
 }
 
 // Why a checkpoint is not whole, the same on all ranks; empty: each file is
@@ -154,7 +167,7 @@ auto OpenLatestWith(Communicator& communicator, const std::string& folder,
 
 absl::StatusOr<std::string> FindLatestCheckpoint(const std::string& folder) {
   ASSIGN_OR_RETURN(const std::vector<CheckpointFolder> all,
-                   ListCheckpoints(folder));
+                   ListOfThisVersion(folder));
   std::vector<std::string> reasons;
   for (auto it = all.rbegin(); it != all.rend(); ++it) {
     const absl::Status whole = CheckWhole(it->path);

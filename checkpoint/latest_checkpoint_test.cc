@@ -168,6 +168,21 @@ TEST(LatestCheckpointTest, AnotherVersionsIsNeitherPassedOverNorReplaced) {
     }
   });
   EXPECT_EQ(NamesIn(folder), "00000002 00000004");
+  // Wherever it says when it was saved.
+  ChangeManifest(newer, "\"_save_number\"", "\"saved\"");
+  EXPECT_THAT(FindLatestCheckpoint(folder), refused);
+  RunRanks(2, [&](const std::shared_ptr<Communicator>& rank) {
+    EXPECT_THAT(FindLatestCheckpoint(*rank, folder),
+                StatusIs(absl::StatusCode::kUnimplemented, "has version 3"));
+  });
+}
+
+TEST(LatestCheckpointTest, FilesOfOthersAreNotRemoved) {
+  const std::string folder = FreshFolder("notes");
+  ASSERT_OK(WriteFile(Save(folder, 1) + "/notes.txt", "mine"));
+  Save(folder, 2);
+  Save(folder, 3, 0, /*keep=*/1);
+  EXPECT_EQ(NamesIn(folder), "00000001 00000003");
 }
 
 TEST(LatestCheckpointTest, ARenamedOneIsPassedOver) {

@@ -227,7 +227,7 @@ absl::Status MakeFolders(const std::string& path) {
                                absl::StrCat("make folder ", path));
   }
   for (const fs::path& folder : made) {
-    const absl::Status status = SyncFolder(folder.parent_path().string());
+    absl::Status status = SyncFolder(folder.parent_path().string());
     if (status.ok()) continue;
     for (const fs::path& empty : made) fs::remove(empty, error);
     return status;

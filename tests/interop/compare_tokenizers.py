@@ -75,6 +75,7 @@ NORMALIZERS = [{"type": t} for t in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase")]
     {"type": "Strip", "strip_left": True, "strip_right": False},
     {"type": "Strip", "strip_left": False, "strip_right": True},
     {"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "Lowercase"}]},
+    {"type": "StripAccents"},
 ]
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
               "use_regex": False}
@@ -110,15 +111,20 @@ DECODERS = [
 def variants(path):
     """The tokenizer itself, and others with one thing changed."""
     base = json.load(open(path))
+    # There the scheme "first" puts no mark where a normalizer took away the
+    # text's first character; here it does.
+    strips = "StripAccents" in json.dumps(base["normalizer"])
+    pre_tokenizers = [p for p in PRE_TOKENIZERS
+                      if not (strips and p.get("prepend_scheme") == "first")]
     has_bytes = "\u0100" in base["model"]["vocab"]
     yield "as it is", base
-    for key, values in (("normalizer", NORMALIZERS), ("pre_tokenizer", PRE_TOKENIZERS),
+    for key, values in (("normalizer", NORMALIZERS), ("pre_tokenizer", pre_tokenizers),
                         ("decoder", DECODERS)):
         for value in values:
             if value and value["type"] == "ByteLevel" and not has_bytes:
                 continue
             yield f"{key} {json.dumps(value)}", {**base, key: value}
-    for value in PRE_TOKENIZERS if has_bytes else []:
+    for value in pre_tokenizers if has_bytes else []:
         steps = {"type": "Sequence", "pretokenizers": [value, BYTE_LEVEL]}
         yield f"pre_tokenizer {json.dumps(value)}, ByteLevel", {**base, "pre_tokenizer": steps}
     for change in ({"unk_token": None}, {"fuse_unk": False}, {"byte_fallback": False},
